@@ -1,0 +1,43 @@
+"""Exact top-k selection on CPU and CUDA tensors, in process.
+
+What lives here: the checks of the contract, the kernel families, the choice between them and `merge_topk`. It may
+import torch, and nothing else of topkd. No module but `_env` reads the environment.
+
+`__all__` is the public interface. For callers that check, queue and run apart (the server) there is more:
+`validate_select` makes a `SelectRequest`, `run_select` runs it, `check_batch_overlap` checks the outputs of a batch,
+`run_select_batch` runs it with requests of one `plan_key` as one call, `choose` says which family serves a request
+and why; `validate_merge` and `run_merge` make and run a `MergeRequest`.
+
+Example:
+    >>> import torch
+    >>> from topkd.kernels import select_topk
+    >>> scores = torch.tensor([[0.5, 2.0, float("nan"), -1.0, 2.0]])
+    >>> result = select_topk(scores, 3, order="value", ties="lowest", values=True)
+    >>> result.indices.tolist(), result.values.tolist()
+    ([[2, 1, 4]], [[nan, 2.0, 2.0]])
+"""
+
+from ._dispatch import choose as choose
+from ._dispatch import kernels, supports
+from ._dispatch import run_select as run_select
+from ._dispatch import run_select_batch as run_select_batch
+from ._dispatch import validate_select as validate_select
+from ._errors import ArgumentTypeError, ArgumentValueError
+from ._merge import merge_topk
+from ._merge import run_merge as run_merge
+from ._merge import validate_merge as validate_merge
+from ._overlap import check_batch_overlap as check_batch_overlap
+from ._request import MergeRequest as MergeRequest
+from ._request import SelectRequest as SelectRequest
+from ._request import TopKResult
+from ._select import select_topk
+
+__all__ = [
+    "ArgumentTypeError",
+    "ArgumentValueError",
+    "TopKResult",
+    "kernels",
+    "merge_topk",
+    "select_topk",
+    "supports",
+]

@@ -1,0 +1,189 @@
+"""From checked requests to kernel families: choose, allocate, run. Process-wide state: none."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _env
+from ._check_data import check_tables, check_windows, untransformed
+from ._errors import ArgumentValueError, type_error
+from ._family import Family, Job
+from ._overlap import check_batch_overlap
+from ._request import SelectRequest, TopKResult
+from ._torch_family import TorchFamily
+from ._validate import check_select
+
+_FAMILIES: tuple[Family, ...] = (TorchFamily(),)
+"""All families, in the order in which "auto" asks them; the last serves everything."""
+
+
+def kernels() -> tuple[str, ...]:
+    """Return the names of the kernel families, in the order in which "auto" asks them."""
+    return tuple(family.name for family in _FAMILIES)
+
+
+def _unmet(kernel: str, request: SelectRequest) -> str | None:
+    """Return the first condition that keeps `kernel` from serving `request`, or None; "auto" is any family."""
+    if kernel == "auto":
+        conditions = [family.unmet(request) for family in _FAMILIES]
+        return None if None in conditions else conditions[-1]
+    for family in _FAMILIES:
+        if family.name == kernel:
+            return family.unmet(request)
+    return f"there is no kernel family {kernel!r} on {request.input.device}"
+
+
+def _check_name(kernel: object) -> None:
+    """Check that a kernel's name is a string."""
+    if not isinstance(kernel, str):
+        raise type_error("kernel", kernel, "a string: " + " or ".join(map(repr, ("auto", *kernels()))))
+
+
+def supports(kernel: str, input: Tensor, k: int, **options: Any) -> str | None:
+    """Say whether a kernel family can serve a selection.
+
+    Args:
+        kernel: name of a family, or "auto" for any.
+        input: as for `select_topk`, like `k`.
+        k: elements selected per row.
+        **options: the other arguments of `select_topk`.
+
+    Returns:
+        None if it can, else the first unmet condition as text. An unknown name is an unmet condition.
+
+    Raises:
+        ArgumentTypeError: as `select_topk`, and where `kernel` is no string.
+        ArgumentValueError: as `select_topk`: the arguments are wrong for every family.
+    """
+    _check_name(kernel)
+    return _unmet(kernel, check_select(input, k, **options))
+
+
+def validate_select(input: Tensor, k: int, **options: Any) -> SelectRequest:
+    """Check a selection whole. Allocates, launches and synchronises nothing.
+
+    Args:
+        input: as for `select_topk`, like `k`.
+        k: elements selected per row.
+        **options: the other arguments of `select_topk`.
+
+    Returns:
+        The request, normalised; run it by `run_select`, or with others by `run_select_batch`. Outputs that were not
+        given are still None in it.
+
+    Raises:
+        ArgumentTypeError: an argument has a wrong Python type or dtype.
+        ArgumentValueError: an argument is wrong otherwise, or the kernel asked for cannot serve the request.
+    """
+    request = check_select(input, k, **options)
+    _check_name(request.kernel)
+    unmet = _unmet(request.kernel, request)
+    if unmet is not None:
+        names = ", ".join(map(repr, ("auto", *kernels())))
+        message = f"kernel is {request.kernel!r}, which cannot serve this request: {unmet}; there are {names}"
+        raise ArgumentValueError("kernel", message)
+    return request
+
+
+def choose(request: SelectRequest) -> tuple[str, str]:
+    """Return the family that serves a checked request, and the reason for the choice."""
+    family, reason = _choose(request)
+    return family.name, reason
+
+
+def _choose(request: SelectRequest) -> tuple[Family, str]:
+    """Return the family that serves a checked request, and the reason for the choice."""
+    for family in _FAMILIES:
+        if family.name == request.kernel:
+            return family, "asked for by name"
+    refusals: list[str] = []
+    for family in _FAMILIES[:-1]:
+        unmet = family.unmet(request)
+        if unmet is None:
+            return family, "; ".join((*refusals, "the first family that serves the request"))
+        refusals.append(f"not {family.name}: {unmet}")
+    return _FAMILIES[-1], "; ".join((*refusals, "the family that serves every request"))
+
+
+def run_select(request: SelectRequest) -> TopKResult:
+    """Run one checked request on the current stream of its device; see `run_select_batch`."""
+    return run_select_batch([request], overlap_checked=True)[0]
+
+
+def run_select_batch(requests: Sequence[SelectRequest], *, overlap_checked: bool = False) -> list[TopKResult]:
+    """Run checked requests; those that share a plan key go to their family as one call.
+
+    Enqueues on the current stream of each request's device and returns without waiting; CPU results are complete on
+    return. Outputs that were not given are allocated from torch's allocator. The results' tensors are the given
+    outputs themselves where there are any.
+
+    Args:
+        requests: from `validate_select`.
+        overlap_checked: `check_batch_overlap` has passed on these requests.
+
+    Returns:
+        One result per request, in order.
+
+    Raises:
+        ArgumentValueError: outputs overlap (before anything runs), or `TOPKD_CHECK_DATA` found bad data; its
+            `selection` is the place in the batch.
+        RuntimeError: the current stream is being captured in a CUDA graph and the family cannot be captured; the
+            stream was not touched.
+    """
+    if not overlap_checked and len(requests) > 1:
+        check_batch_overlap(requests)
+    families = [_choose(request)[0] for request in requests]
+    for family, request in zip(families, requests, strict=True):
+        if not family.capturable:
+            refuse_capture(family.name, request.input.device)
+    if _env.check_data():
+        for place, (family, request) in enumerate(zip(families, requests, strict=True)):
+            _check_request_data(family, request, place)
+    jobs = [_job(request) for request in requests]
+    _run_jobs(jobs, families)
+    return [job.result for job in jobs]
+
+
+def _check_request_data(family: Family, request: SelectRequest, place: int) -> None:
+    """Check what the device says of a request's rows; selects once without transforms to know which entries count."""
+    check_windows(request, place)
+    if request.page_table is not None and request.rows:
+        bare = _job(untransformed(request))
+        family.run([bare])
+        check_tables(request, bare.indices, place)
+
+
+def _run_jobs(jobs: Sequence[Job], families: Sequence[Family]) -> None:
+    """Run jobs by the given families, those of one plan key as one call."""
+    plans: dict[Any, tuple[Family, list[Job]]] = {}
+    for job, family in zip(jobs, families, strict=True):
+        if job.request.rows:
+            key = (family.name, job.request.plan_key) if len(jobs) > 1 else None
+            plans.setdefault(key, (family, []))[1].append(job)
+    for family, batch in plans.values():
+        family.run(batch)
+
+
+def _job(request: SelectRequest) -> Job:
+    """Allocate the outputs that a request lacks."""
+    device, indices, values = request.input.device, request.out_indices, request.out_values
+    if indices is None:
+        indices = torch.empty(request.output_shape, dtype=request.index_dtype, device=device)
+    if values is None and request.values:
+        values = torch.empty(request.output_shape, dtype=request.input.dtype, device=device)
+    return Job(request, indices, values)
+
+
+def refuse_capture(name: str, device: torch.device) -> None:
+    """Raise if the current stream of a CUDA device is being captured."""
+    if device.type != "cuda":
+        return
+    with torch.cuda.device(device):
+        capturing = torch.cuda.is_current_stream_capturing()
+    if capturing:
+        raise RuntimeError(
+            f"kernel family {name!r} cannot be captured in a CUDA graph: it allocates scratch with each call; "
+            "call it outside the capture"
+        )

@@ -1,0 +1,19 @@
+"""Random requests, every option with every other; `--hypothesis-profile=thorough` draws many more."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from tests.case import Case, MergeCase
+from tests.conformance.backends import Backend
+from tests.strategies import cases, merge_cases
+
+
+@given(case=cases())
+def test_random(backend: Backend, case: Case) -> None:
+    backend.run(case)
+
+
+@given(case=merge_cases())
+def test_random_merge(backend: Backend, case: MergeCase) -> None:
+    backend.merge(case)
