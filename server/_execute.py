@@ -1,0 +1,192 @@
+"""Batches: prepared whole, then run as one kernel call a plan key."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from prometheus_client import Histogram
+
+from topkd import kernels
+from topkd.kernels import MergeRequest, SelectRequest, TopKResult
+from topkd.v1 import selection_pb2, tensor_pb2
+
+from ._decode import located
+from ._memory import DTYPE_LABELS, PROTO_DTYPES, Backend
+from .errors import FieldError, KernelFailedError, ServerError
+from .metrics import ServerMetrics, k_class
+
+__all__ = ["Batch", "Executor", "Request"]
+
+Request = SelectRequest | MergeRequest
+
+
+@dataclass(slots=True)
+class Call:
+    """One kernel call: requests that share a plan key.
+
+    Attributes:
+        requests: what it runs.
+        places: their places in the batch.
+        kernel: the family.
+        histogram: takes the seconds of each run.
+    """
+
+    kernel: str
+    histogram: Histogram
+    requests: list[Request] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Batch:
+    """A checked batch. Can run many times if its tensors lie in regions.
+
+    Attributes:
+        paths: path of each entry, for errors.
+        calls: kernel calls in order of their first entry.
+        rows, input_bytes, output_bytes: sums for the metrics.
+        inline: whether any entry's result goes into the reply.
+    """
+
+    paths: list[str]
+    calls: list[Call]
+    rows: int
+    input_bytes: int
+    output_bytes: int
+    inline: bool
+
+
+class Executor:
+    """Prepares and runs batches on one backend. Not thread-safe: callers have the turn."""
+
+    def __init__(self, backend: Backend, metrics: ServerMetrics, max_reply_bytes: int) -> None:
+        self._backend = backend
+        self._metrics = metrics
+        self._max_reply_bytes = max_reply_bytes
+        self._histograms: dict[tuple[str, torch.dtype, str], Histogram] = {}
+
+    def prepare(self, requests: Sequence[Request], paths: Sequence[str]) -> Batch:
+        """Checks entries against each other and groups them.
+
+        Args:
+            requests: checked entries, all selections or all merges.
+            paths: path of each, with a dot at its end.
+
+        Raises:
+            FieldError: outputs overlap, or the results do not fit in a reply.
+        """
+        if len(requests) > 1:
+            try:
+                kernels.check_batch_overlap(requests)  # type: ignore[arg-type]  # of one kind
+            except ValueError as error:
+                raise located(error, paths[getattr(error, "selection", None) or 0]) from error
+        reply_bytes = 0
+        for request, path in zip(requests, paths, strict=True):
+            reply_bytes += _reply_bytes(request)
+            if reply_bytes > self._max_reply_bytes:
+                text = f"results of {reply_bytes} bytes do not fit in a reply (max_message_bytes)"
+                raise FieldError(f"{text}; name outputs in a region", field=f"{path}out_indices")
+        calls: dict[Any, Call] = {}
+        for place, request in enumerate(requests):
+            kernel = kernels.choose(request)[0] if isinstance(request, SelectRequest) else "merge"
+            key = (kernel, request.plan_key)
+            if key not in calls:
+                calls[key] = Call(kernel, self._histogram(kernel, request))
+            calls[key].requests.append(request)
+            calls[key].places.append(place)
+        sizes = [_sizes(request) for request in requests]
+        rows, read, written = (sum(column) for column in zip(*sizes, strict=True))
+        return Batch(list(paths), list(calls.values()), rows, read, written, reply_bytes > 0)
+
+    def run(self, batch: Batch) -> tuple[list[selection_pb2.SelectionResult], list[int]]:
+        """Runs a batch and waits for the device.
+
+        Returns:
+            The results in order, and the nanoseconds of each kernel call.
+
+        Raises:
+            KernelFailedError: a kernel raised; what ran before it has written its outputs.
+        """
+        done: list[tuple[Call, list[TopKResult]]] = []
+        try:
+            times = self._backend.run([_runner(call, done) for call in batch.calls])
+            results = self._results(batch, done, times)
+        except ServerError:
+            raise
+        except Exception as error:
+            raise self._failure(error, batch, done) from error
+        return results, times
+
+    def _results(
+        self, batch: Batch, done: list[tuple[Call, list[TopKResult]]], times: Sequence[int]
+    ) -> list[selection_pb2.SelectionResult]:
+        results: list[Any] = [None] * len(batch.paths)
+        for (call, outputs), nanoseconds in zip(done, times, strict=True):
+            for place, request, output in zip(call.places, call.requests, outputs, strict=True):
+                result = selection_pb2.SelectionResult(kernel=call.kernel, device_time_ns=nanoseconds)
+                if batch.inline:
+                    _put_inline(result, request, output)
+                results[place] = result
+        return results
+
+    def _failure(self, error: Exception, batch: Batch, done: Sequence[Any]) -> Exception:
+        """Words what a kernel raised; argument errors (data checks) are told by their place in the batch."""
+        if hasattr(error, "argument"):
+            call = batch.calls[len(done)]
+            return located(error, batch.paths[call.places[getattr(error, "selection", None) or 0]])
+        return KernelFailedError(f"the kernel failed: {type(error).__name__}: {error}")
+
+    def _histogram(self, kernel: str, request: Request) -> Histogram:
+        dtype = request.input.dtype if isinstance(request, SelectRequest) else request.values.dtype
+        key = (kernel, dtype, k_class(request.k))
+        found = self._histograms.get(key)
+        if found is None:
+            found = self._metrics.kernel_seconds.labels(kernel, DTYPE_LABELS[dtype], key[2])
+            self._histograms[key] = found
+        return found
+
+
+def _runner(call: Call, done: list[tuple[Call, list[TopKResult]]]) -> Callable[[], None]:
+    def run() -> None:
+        if call.kernel == "merge":
+            results = [kernels.run_merge(request) for request in call.requests if isinstance(request, MergeRequest)]
+        else:
+            selections = [request for request in call.requests if isinstance(request, SelectRequest)]
+            results = kernels.run_select_batch(selections, overlap_checked=True)
+        done.append((call, results))
+
+    return run
+
+
+def _missing(request: Request) -> Iterator[tuple[str, torch.dtype]]:
+    """Yields the outputs that go into the reply, with their dtypes."""
+    scores = request.input if isinstance(request, SelectRequest) else request.values
+    if request.out_indices is None:
+        yield "indices", request.index_dtype if isinstance(request, SelectRequest) else request.indices.dtype
+    if request.out_values is None and request.values is not False:  # a merge always has values
+        yield "values", scores.dtype
+
+
+def _reply_bytes(request: Request) -> int:
+    rows, columns = request.output_shape
+    return sum(rows * columns * dtype.itemsize for _, dtype in _missing(request))
+
+
+def _put_inline(result: selection_pb2.SelectionResult, request: Request, output: TopKResult) -> None:
+    for name, dtype in _missing(request):
+        tensor: torch.Tensor = getattr(output, name).contiguous()
+        target: tensor_pb2.Tensor = getattr(result, name)
+        target.dtype = PROTO_DTYPES[dtype]
+        target.shape.extend(tensor.shape)
+        target.inline_data = tensor.view(torch.uint8).cpu().numpy().tobytes() if tensor.numel() else b""
+
+
+def _sizes(request: Request) -> tuple[int, int, int]:
+    """Returns rows, bytes of scores and bytes of results."""
+    scores = request.input if isinstance(request, SelectRequest) else request.values
+    index = request.index_dtype if isinstance(request, SelectRequest) else request.indices.dtype
+    with_values = request.values is not False
+    rows, columns = request.output_shape
+    written = rows * columns * (index.itemsize + (scores.dtype.itemsize if with_values else 0))
+    return rows, scores.numel() * scores.dtype.itemsize, written

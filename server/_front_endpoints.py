@@ -1,0 +1,137 @@
+"""The front's endpoints: gRPC servers, the TCP port's credentials, `/metrics`."""
+
+import sys
+import threading
+from typing import Any
+from wsgiref.simple_server import WSGIServer
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.metrics_core import InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from topkd.v1 import control_pb2_grpc
+
+from ._front_rpc import ControlService, TokenInterceptor, service_names
+from ._tokens import digest
+from .config import ConfigError, ServerConfig
+from .metrics import MergedCollector
+
+__all__ = ["MetricsServer", "bind_tcp", "make_server", "read_attach_token"]
+
+_SHORTEST_TOKEN = 16
+
+
+def make_server(
+    config: ServerConfig,
+    interceptor: TokenInterceptor,
+    service: ControlService,
+    health_service: health.aio.HealthServicer,
+    *extra: grpc.GenericRpcHandler,
+) -> grpc.aio.Server:
+    """Makes a server of the control plane, health and reflection; not bound, not started."""
+    options = [
+        ("grpc.max_receive_message_length", config.limits.max_message_bytes),
+        ("grpc.max_send_message_length", config.limits.max_message_bytes),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ]
+    server = grpc.aio.server(interceptors=(interceptor,), options=options)
+    control_pb2_grpc.add_ControlServiceServicer_to_server(service, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    reflection.enable_server_reflection(service_names(), server)
+    if extra:
+        server.add_generic_rpc_handlers(extra)
+    return server
+
+
+def read_attach_token(config: ServerConfig) -> bytes | None:
+    """Returns the digest of the token that attaches over TCP, or None if there is none.
+
+    Raises:
+        ConfigError: the file holds no token that is worth the name.
+    """
+    path = config.tcp_token_file
+    if path is None:
+        return None
+    token = path.read_text().strip()
+    if len(token) < _SHORTEST_TOKEN:
+        raise ConfigError(f"tcp_token_file {path} holds no token of {_SHORTEST_TOKEN} characters or more")
+    return digest(token)
+
+
+def bind_tcp(server: grpc.aio.Server, config: ServerConfig, address: str) -> int:
+    """Binds the TCP port, with TLS if there is a certificate; returns its number.
+
+    Raises:
+        ConfigError: it cannot be bound.
+    """
+    try:
+        if config.tls_cert is None or config.tls_key is None:
+            return int(server.add_insecure_port(address))
+        authority = None if config.tls_client_ca is None else config.tls_client_ca.read_bytes()
+        credentials = grpc.ssl_server_credentials(
+            [(config.tls_key.read_bytes(), config.tls_cert.read_bytes())],
+            root_certificates=authority,
+            require_client_auth=authority is not None,
+        )
+        return int(server.add_secure_port(address, credentials))
+    except RuntimeError as error:
+        raise ConfigError(f"tcp_address {address} cannot be bound: {error}") from error
+
+
+class MetricsServer:
+    """`/metrics`, in a thread of its own.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
+        self.port = int(server.server_port)
+        self._server = server
+        self._thread = thread
+
+    @classmethod
+    def start(cls, config: ServerConfig, collector: MergedCollector, version: str) -> "MetricsServer | None":
+        """Starts it, unless it is switched off.
+
+        Raises:
+            ConfigError: the port cannot be bound.
+        """
+        if config.metrics_port is None:
+            return None
+        registry = CollectorRegistry()
+        registry.register(collector)
+        registry.register(_BuildInfo(version))
+        try:
+            return cls(*start_http_server(config.metrics_port, config.metrics_host, registry))
+        except OSError as error:
+            where = f"{config.metrics_host}:{config.metrics_port}"
+            raise ConfigError(
+                f"metrics_port: {where} cannot be bound: {error.strerror}; choose another, or off"
+            ) from error
+
+    def close(self) -> None:
+        """Stops it."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _BuildInfo(Collector):
+    """`topkd_build_info`."""
+
+    def __init__(self, version: str) -> None:
+        self._version = version
+
+    def collect(self) -> list[Metric]:
+        """Returns the one family."""
+        value: dict[str, Any] = {"version": self._version, "grpc": grpc.__version__}
+        value["python"] = ".".join(map(str, sys.version_info[:3]))
+        return [InfoMetricFamily("topkd_build", "What was built.", value=value)]

@@ -1,0 +1,69 @@
+"""What the workers know of memory: dtypes, regions, and the interface that both backends keep."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from topkd.v1 import control_pb2, selection_pb2, tensor_pb2
+
+from ._views import View
+
+__all__ = ["DTYPES", "DTYPE_LABELS", "PROTO_DTYPES", "Backend", "Region"]
+
+DTYPES: Mapping[int, torch.dtype] = {
+    tensor_pb2.D_TYPE_BFLOAT16: torch.bfloat16,
+    tensor_pb2.D_TYPE_FLOAT16: torch.float16,
+    tensor_pb2.D_TYPE_FLOAT32: torch.float32,
+    tensor_pb2.D_TYPE_INT32: torch.int32,
+    tensor_pb2.D_TYPE_INT64: torch.int64,
+}
+PROTO_DTYPES: Mapping[torch.dtype, tensor_pb2.DType] = {value: key for key, value in DTYPES.items()}  # type: ignore[misc]
+DTYPE_LABELS: Mapping[torch.dtype, str] = {dtype: str(dtype).removeprefix("torch.") for dtype in PROTO_DTYPES}
+
+
+class Region(Protocol):
+    """Memory of a client that is mapped here.
+
+    Attributes:
+        size: bytes.
+        address: where it begins here, as far as alignment goes.
+        kind: "memfd" or "cuda_ipc".
+    """
+
+    size: int
+    address: int
+    kind: str
+
+    def tensor(self, view: View) -> torch.Tensor:
+        """Returns a view that `check_region_view` has passed."""
+
+    def close(self) -> None:
+        """Drops the mapping. Nothing may use it any more; may block until the device is idle."""
+
+
+class Backend(Protocol):
+    """A device as the worker uses it.
+
+    Attributes:
+        device: torch's name of it.
+        info: how the server reports it.
+    """
+
+    device: torch.device
+    info: control_pb2.Device
+
+    def enter_thread(self) -> None:
+        """Prepares the calling thread; must be called before it touches tensors. Cheap when done before."""
+
+    def open_memfd(self, fd: int, size: int) -> Region:
+        """Maps host memory; the descriptor stays the caller's. Raises ServerError."""
+
+    def open_cuda_ipc(self, memory: selection_pb2.CudaIpcMemory) -> Region:
+        """Opens device memory of another process. Raises ServerError."""
+
+    def run(self, calls: Sequence[Callable[[], None]]) -> list[int]:
+        """Runs calls in order, waits for the device, returns the nanoseconds of each, measured on the device."""
+
+    def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
+        """Copies inline data to the device."""

@@ -1,0 +1,199 @@
+"""The CUDA backend: regions are allocations of other processes, opened by their IPC handles.
+
+- A handle stands for a whole allocation. Opening it again in one context gives the same address and raises the driver's
+  count, so one `_Allocation` counts the regions over it. It is found by address, never by handle: a freed address can
+  come back with the same handle (NVIDIA, CUDA Runtime API, "cudaIpcOpenMemHandle").
+- `cudaIpcCloseMemHandle` synchronises the device: a reaper thread calls it, after the work that used the memory; the
+  caller waits for it.
+- The process sees exactly one device, number 0 (`select_device` in `topkd.server._device`).
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from topkd.v1 import control_pb2, selection_pb2
+
+from ._memory import DTYPES
+from ._views import View
+from .errors import DeviceMismatchError, FieldError, IpcOpenFailedError, KernelFailedError
+
+__all__ = ["CudaBackend", "CudaRegion"]
+
+_HANDLE_BYTES = 64
+
+
+class _Bytes:
+    """Device memory as `__cuda_array_interface__` describes it; torch keeps the object alive, not the memory."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+class _Allocation:
+    """An opened allocation and the number of regions over it."""
+
+    def __init__(self, base: int, size: int) -> None:
+        self.base = base
+        self.size = size
+        self.users = 0
+
+
+class CudaRegion:
+    """A part of an opened allocation."""
+
+    kind = "cuda_ipc"
+
+    def __init__(self, backend: "CudaBackend", allocation: _Allocation, offset: int, size: int) -> None:
+        self.size = size
+        self._backend = backend
+        self._allocation: _Allocation | None = allocation
+        self.address = allocation.base + offset
+        self._typed: dict[int, torch.Tensor] = {}
+
+    def tensor(self, view: View) -> torch.Tensor:
+        """Returns a view that `check_region_view` has passed."""
+        dtype = DTYPES[view.dtype]
+        if view.elements == 0:
+            return torch.empty(view.shape, dtype=dtype, device=self._backend.device)
+        typed = self._typed.get(view.dtype)
+        if typed is None:
+            whole = self.size // dtype.itemsize * dtype.itemsize
+            typed = torch.as_tensor(_Bytes(self.address, whole), device=self._backend.device).view(dtype)
+            self._typed[view.dtype] = typed
+        return typed.as_strided(view.shape, view.strides, view.offset)
+
+    def close(self) -> None:
+        """Closes the mapping if no other region uses its allocation; blocks until the device has let go of it."""
+        self._typed.clear()
+        allocation, self._allocation = self._allocation, None
+        if allocation is not None:
+            self._backend.release(allocation)
+
+
+class CudaBackend:
+    """torch on one GPU, on one stream of the worker's own."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver, runtime  # type: ignore[import-not-found, unused-ignore]  # only where there is a GPU
+
+        self._driver, self._runtime = driver, runtime
+        self.device = torch.device("cuda", 0)
+        torch.cuda.set_device(self.device)
+        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._allocations: dict[int, _Allocation] = {}
+        self._events: list[tuple[Any, Any]] = []
+        self._reaper = ThreadPoolExecutor(1, thread_name_prefix="topkd-reaper")
+        properties = torch.cuda.get_device_properties(0)
+        self.info = control_pb2.Device(
+            backend=control_pb2.BACKEND_CUDA,
+            uuid=f"GPU-{properties.uuid}",
+            name=properties.name,
+            memory_bytes=properties.total_memory,
+            compute_capability=f"{properties.major}.{properties.minor}",
+        )
+
+    def enter_thread(self) -> None:
+        """Makes the device and the worker's stream the calling thread's current ones."""
+        if not getattr(self._local, "ready", False):
+            torch.cuda.set_device(self.device)
+            torch.cuda.set_stream(self._stream)
+            self._local.ready = True
+
+    def open_memfd(self, fd: int, size: int) -> CudaRegion:
+        """Refuses: selections on a GPU read device memory."""
+        raise DeviceMismatchError(
+            "this server runs on a GPU; register CUDA memory (RegisterRegion)", field="register_memfd"
+        )
+
+    def open_cuda_ipc(self, memory: selection_pb2.CudaIpcMemory) -> CudaRegion:
+        """Opens an allocation of another process and checks the region against its real size."""
+        if memory.device_uuid != self.info.uuid:
+            text = f"device_uuid is {memory.device_uuid!r}; this server runs on {self.info.uuid!r}"
+            raise DeviceMismatchError(text, field="cuda_ipc.device_uuid")
+        if len(memory.handle) != _HANDLE_BYTES:
+            text = f"handle has {len(memory.handle)} bytes; it must have {_HANDLE_BYTES}"
+            raise FieldError(text, field="cuda_ipc.handle")
+        if memory.size < 1:
+            raise FieldError("size is 0; it must be at least 1", field="cuda_ipc.size")
+        with self._lock:
+            allocation = self._open(memory.handle)
+            allocation.users += 1
+        if memory.offset + memory.size > allocation.size:
+            self.release(allocation)
+            text = f"offset {memory.offset} and size {memory.size} end beyond the allocation of {allocation.size} bytes"
+            raise FieldError(text, field="cuda_ipc.offset" if memory.offset > allocation.size else "cuda_ipc.size")
+        return CudaRegion(self, allocation, memory.offset, memory.size)
+
+    def _open(self, handle_bytes: bytes) -> _Allocation:
+        """Opens a handle, or finds the allocation that it leads to; the lock is held."""
+        runtime = self._runtime
+        runtime.cudaSetDevice(0)
+        handle = runtime.cudaIpcMemHandle_t()
+        ctypes.memmove(handle.getPtr(), handle_bytes, _HANDLE_BYTES)
+        error, pointer = runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)
+        if error != runtime.cudaError_t.cudaSuccess:
+            runtime.cudaGetLastError()
+            raise IpcOpenFailedError(
+                f"the CUDA IPC handle cannot be opened: {error.name}. It must come from another process (with another "
+                "PID number, even across containers) that still holds the allocation, made by cudaMalloc",
+                field="cuda_ipc.handle",
+            )
+        base = int(pointer)
+        known = self._allocations.get(base)
+        if known is not None:
+            runtime.cudaIpcCloseMemHandle(base)  # one count of the driver's is enough; this one cannot be the last
+            return known
+        result, start, size = self._driver.cuMemGetAddressRange(self._driver.CUdeviceptr(base))
+        if result != self._driver.CUresult.CUDA_SUCCESS:
+            runtime.cudaIpcCloseMemHandle(base)
+            raise IpcOpenFailedError(f"the allocation's size is not known: {result.name}", field="cuda_ipc.handle")
+        allocation = _Allocation(base, int(size) - (base - int(start)))
+        self._allocations[base] = allocation
+        return allocation
+
+    def release(self, allocation: _Allocation) -> None:
+        """Takes one user off an allocation; the last one closes it, in the reaper's thread, and waits."""
+        with self._lock:
+            allocation.users -= 1
+            if allocation.users:
+                return
+            del self._allocations[allocation.base]
+            closing = self._reaper.submit(self._close, allocation.base)
+            closing.result()  # under the lock: a handle that is opened meanwhile must not meet a mapping that goes away
+
+    def _close(self, base: int) -> None:
+        self._runtime.cudaSetDevice(0)
+        self._stream.synchronize()
+        (error,) = self._runtime.cudaIpcCloseMemHandle(base)
+        if error != self._runtime.cudaError_t.cudaSuccess:
+            self._runtime.cudaGetLastError()
+            raise KernelFailedError(f"the mapping cannot be closed: {error.name}")
+
+    def run(self, calls: Sequence[Callable[[], None]]) -> list[int]:
+        """Enqueues calls, waits for the last, returns the nanoseconds between the events around each."""
+        while len(self._events) < len(calls):
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._events.append((before, after))
+        pairs = self._events[: len(calls)]
+        try:
+            for call, (before, after) in zip(calls, pairs, strict=True):
+                before.record(self._stream)
+                call()
+                after.record(self._stream)
+        finally:
+            self._stream.synchronize()  # after a failure too: nothing of the batch may run when it is answered
+        return [int(before.elapsed_time(after) * 1e6) for before, after in pairs]
+
+    def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
+        """Copies inline data to the device, on the worker's stream."""
+        dtype = DTYPES[view.dtype]
+        if not data:
+            return torch.empty(view.shape, dtype=dtype, device=self.device)
+        return torch.frombuffer(bytearray(data), dtype=dtype).view(view.shape).to(self.device)

@@ -1,0 +1,295 @@
+"""The worker's gRPC side: SelectionService, behind the token check."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_status import rpc_status
+from prometheus_client import Counter, Histogram
+
+from topkd import kernels
+from topkd.v1 import selection_pb2
+
+from ._decode import Decoder
+from ._execute import Batch, Executor, Request
+from ._logging import Logger
+from ._memory import Backend
+from ._queue import TurnQueue
+from ._record import Recorder
+from ._state import Plan, Session, SessionTable
+from ._tokens import TOKEN_KEY, metadata_value, request_id
+from .config import ServerLimits
+from .errors import (
+    CallCancelledError,
+    DeadlinePassedError,
+    DeviceMismatchError,
+    DrainingError,
+    FieldError,
+    PlanNotFoundError,
+    ServerError,
+    TokenInvalidError,
+    outcome_of,
+    to_status,
+)
+from .metrics import ServerMetrics
+
+__all__ = ["SelectionService", "TokenInterceptor", "make_server"]
+
+SERVICE = "topkd.v1.SelectionService"
+_NS = 1e-9
+Context = Any  # grpc.ServicerContext, whose stubs lack what is used here
+
+
+class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
+    """Refuses calls without a valid token before any handler sees them."""
+
+    def __init__(self, sessions: SessionTable, metrics: ServerMetrics) -> None:
+        self._sessions = sessions
+        self._refused = metrics.requests.labels("unauthenticated", "UNAUTHENTICATED")
+        self._handler: Any = grpc.unary_unary_rpc_method_handler(self._refuse)
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        """Passes calls of open sessions on."""
+        if self._sessions.find(metadata_value(details.invocation_metadata, TOKEN_KEY)) is None:
+            return self._handler
+        return continuation(details)
+
+    def _refuse(self, _: bytes, context: Context) -> bytes:
+        self._refused.inc()
+        context.abort_with_status(rpc_status.to_status(to_status(TokenInvalidError())))
+        return b""
+
+
+class SelectionService:
+    """The methods; requests and replies are bytes here, so that a request that was seen before needs no parsing.
+
+    Attributes:
+        draining: no new work is taken.
+    """
+
+    def __init__(
+        self, backend: Backend, sessions: SessionTable, limits: ServerLimits, metrics: ServerMetrics, log: Logger
+    ) -> None:
+        self.draining = False
+        self.queue = TurnQueue()
+        self._backend = backend
+        self._sessions = sessions
+        self._limits = limits
+        self._metrics = metrics
+        self._log = log
+        self._executor = Executor(backend, metrics, limits.max_message_bytes - (64 << 10))
+        self._recorder = Recorder(metrics)
+
+    def flush_figures(self) -> None:
+        """Puts what was noted of calls into the metrics."""
+        self._recorder.flush()
+        self._metrics.queued.set(self.queue.depth)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Returns the handler to register."""
+        methods = {
+            "SelectTopK": self.select,
+            "MergeTopK": self.merge,
+            "CreatePlan": self.create_plan,
+            "ReleasePlan": self.release_plan,
+            "RegisterRegion": self.register_region,
+            "ReleaseRegion": self.release_region,
+        }
+        handlers: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(self._answer(name, method)) for name, method in methods.items()
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def _answer(
+        self, method: str, run: Callable[[Session, bytes, Context], bytes]
+    ) -> Callable[[bytes, Context], bytes]:
+        """Wraps a method: finds the session, counts, times, and turns exceptions into statuses."""
+        seconds: Histogram = self._metrics.request_seconds.labels(method)
+        succeeded: Counter = self._metrics.requests.labels(method, "OK")
+        note, clock = self._recorder.request, time.perf_counter_ns
+
+        def answer(message: bytes, context: Context) -> bytes:
+            started, session = clock(), None
+            try:
+                session = self._sessions.find(metadata_value(context.invocation_metadata(), TOKEN_KEY))
+                if session is None:
+                    raise TokenInvalidError
+                if self.draining:
+                    raise DrainingError
+                reply = run(session, message, context)
+            except Exception as error:  # noqa: BLE001  # every one is answered with a status
+                seconds.observe((clock() - started) * _NS)
+                self._fail(method, error, context, session)
+            note(seconds, succeeded, clock() - started)
+            return reply
+
+        return answer
+
+    def _fail(self, method: str, error: Exception, context: Context, session: Session | None) -> None:
+        """Logs, counts and answers an exception; does not return."""
+        identity, outcome = request_id(context.invocation_metadata()), outcome_of(error)
+        self._metrics.requests.labels(method, outcome.name).inc()
+        log = self._log.bind(request_id=identity, method=method, code=outcome.name, reason=outcome.reason)
+        log = log.bind(session="" if session is None else session.id)
+        if isinstance(error, ServerError):
+            log.debug("request_refused", message=str(error)[:300])
+        else:
+            log.error("request_failed", exc_info=error)
+        context.abort_with_status(rpc_status.to_status(to_status(error, identity)))
+
+    def _enter(self, session: Session, context: Context) -> None:
+        """Waits for the turn; the caller is still there when it has it."""
+        remaining = context.time_remaining()
+        self.queue.enter(session.account, remaining, context.add_callback)
+        if context.is_active() and (remaining is None or context.time_remaining() > 0):
+            self._backend.enter_thread()
+            return
+        self.queue.leave(session.account)
+        if remaining is not None and context.time_remaining() <= 0:
+            raise DeadlinePassedError("the deadline passed before the request ran; it was not run")
+        raise CallCancelledError("cancelled before the request ran; it was not run")
+
+    def select(self, session: Session, message: bytes, context: Context) -> bytes:
+        """SelectTopK."""
+        return self._run(session, message, context, self._prepare_select, selection_pb2.SelectTopKResponse)
+
+    def merge(self, session: Session, message: bytes, context: Context) -> bytes:
+        """MergeTopK."""
+        return self._run(session, message, context, self._prepare_merge, selection_pb2.MergeTopKResponse)
+
+    def _run(
+        self, session: Session, message: bytes, context: Context, prepare: Callable[[Session, bytes], Batch], reply: Any
+    ) -> bytes:
+        arrived = time.perf_counter_ns()
+        self._enter(session, context)
+        try:
+            waited = time.perf_counter_ns() - arrived
+            batch = prepare(session, message)
+            results, times = self._executor.run(batch)
+        finally:
+            self.queue.leave(session.account)
+        self._recorder.batch(waited, batch, times)
+        answer: bytes = reply(results=results, queue_time_ns=waited).SerializeToString()
+        return answer
+
+    def _prepare_select(self, session: Session, message: bytes) -> Batch:
+        known = session.batches.get(message)
+        if known is not None:
+            return known
+        request = _parse(selection_pb2.SelectTopKRequest, message)
+        self._check_batch(len(request.items))
+        decoder = Decoder(self._backend, session.regions, self._limits)
+        requests: list[Request] = []
+        paths: list[str] = []
+        for place, item in enumerate(request.items):
+            kind = item.WhichOneof("item")
+            if kind == "selection":
+                paths.append(f"items[{place}].selection.")
+                requests.append(decoder.selection(item.selection, paths[-1]))
+            elif kind == "plan":
+                paths.append(f"items[{place}].plan.")
+                requests.append(_plan(session, item.plan.plan_id, f"{paths[-1]}plan_id").request)
+            else:
+                raise FieldError("an item is empty: neither selection nor plan", field=f"items[{place}]")
+        batch = self._executor.prepare(requests, paths)
+        if not decoder.inline:
+            session.keep_batch(message, batch)
+        return batch
+
+    def _prepare_merge(self, session: Session, message: bytes) -> Batch:
+        request = _parse(selection_pb2.MergeTopKRequest, message)
+        self._check_batch(len(request.items))
+        decoder = Decoder(self._backend, session.regions, self._limits)
+        paths = [f"items[{place}]." for place in range(len(request.items))]
+        requests = [decoder.merge(item, path) for item, path in zip(request.items, paths, strict=True)]
+        return self._executor.prepare(requests, paths)
+
+    def _check_batch(self, count: int) -> None:
+        if not 1 <= count <= self._limits.max_batch:
+            raise FieldError(f"{count} items; 1 .. {self._limits.max_batch} (max_batch) are allowed", field="items")
+
+    def create_plan(self, session: Session, message: bytes, context: Context) -> bytes:
+        """CreatePlan: validates and chooses; every kernel that can be chosen is warm since the start."""
+        request = _parse(selection_pb2.CreatePlanRequest, message).selection
+        self._enter(session, context)
+        try:
+            decoder = Decoder(self._backend, session.regions, self._limits)
+            checked = decoder.selection(request, "selection.")
+            if decoder.inline:
+                raise FieldError("tensors of a plan lie in regions; inline data is for single calls", field="selection")
+            self._executor.prepare([checked], ["selection."])
+            kernel, reason = kernels.choose(checked)
+            plan = Plan(checked, kernel, reason, _regions_of(request))
+            plan_id = session.add_plan(plan)
+        finally:
+            self.queue.leave(session.account)
+        return selection_pb2.CreatePlanResponse(plan_id=plan_id, kernel=kernel, reason=reason).SerializeToString()
+
+    def release_plan(self, session: Session, message: bytes, context: Context) -> bytes:
+        """ReleasePlan."""
+        request = _parse(selection_pb2.ReleasePlanRequest, message)
+        self._enter(session, context)
+        try:
+            session.drop_plan(request.plan_id)
+        finally:
+            self.queue.leave(session.account)
+        return b""
+
+    def register_region(self, session: Session, message: bytes, context: Context) -> bytes:
+        """RegisterRegion: CUDA memory by its IPC handle."""
+        request = _parse(selection_pb2.RegisterRegionRequest, message)
+        if request.WhichOneof("memory") is None:
+            raise FieldError("no memory is named", field="memory")
+        if session.remote:
+            raise DeviceMismatchError("sessions over TCP share no memory; send tensors inline", field="cuda_ipc")
+        memory = request.cuda_ipc
+        region_id = session.add_region(memory.size, lambda: self._backend.open_cuda_ipc(memory), "cuda_ipc.size")
+        return selection_pb2.RegisterRegionResponse(region_id=region_id, size=memory.size).SerializeToString()
+
+    def release_region(self, session: Session, message: bytes, context: Context) -> bytes:
+        """ReleaseRegion: answered when nothing can touch the memory any more."""
+        request = _parse(selection_pb2.ReleaseRegionRequest, message)
+        self._enter(session, context)
+        try:
+            session.take_region(request.region_id).close()
+        finally:
+            self.queue.leave(session.account)
+        return b""
+
+
+def _parse(kind: Any, message: bytes) -> Any:
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        raise FieldError(f"the message is no {kind.DESCRIPTOR.name}", field=kind.DESCRIPTOR.name) from None
+
+
+def _plan(session: Session, plan_id: int, field: str) -> Plan:
+    plan = session.plans.get(plan_id)
+    if plan is None:
+        raise PlanNotFoundError(plan_id, field)
+    return plan
+
+
+def _regions_of(selection: selection_pb2.Selection) -> frozenset[int]:
+    """Returns the regions that a selection's tensors lie in."""
+    tensors = [value for _, value in selection.ListFields() if hasattr(value, "region")]
+    return frozenset(tensor.region.region_id for tensor in tensors if tensor.HasField("region"))
+
+
+def make_server(
+    service: SelectionService, interceptor: TokenInterceptor, limits: ServerLimits, address: str
+) -> grpc.Server:
+    """Makes and binds the worker's server; the caller starts it."""
+    options = [
+        ("grpc.max_receive_message_length", limits.max_message_bytes),
+        ("grpc.max_send_message_length", limits.max_message_bytes),
+        ("grpc.so_reuseport", 0),
+    ]
+    pool = ThreadPoolExecutor(limits.max_queue + 8, thread_name_prefix="topkd-rpc")
+    server = grpc.server(pool, handlers=[service.handler()], interceptors=[interceptor], options=options)
+    server.add_insecure_port(address)
+    return server

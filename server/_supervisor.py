@@ -1,0 +1,292 @@
+"""The front's workers: spares kept warm, the shared worker, their messages and their ends."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ._control import Message, control_pair, receive, send
+from ._directory import SocketDirectory, worker_socket_name
+from ._logging import Logger
+from .config import ServerConfig
+from .errors import StartingError, WorkerLostError
+from .metrics import MergedCollector, ServerMetrics
+
+__all__ = ["StartError", "Supervisor", "WorkerProcess"]
+
+_LONGEST_BACKOFF_S = 10.0
+_START_TRIES = 3
+
+
+class StartError(RuntimeError):
+    """No worker could be started."""
+
+
+class WorkerProcess:
+    """One worker as the front sees it.
+
+    Attributes:
+        address: gRPC address of its endpoint.
+        state: "starting", "spare", "busy", "ending" or "dead".
+        shared: serves the sessions attached over TCP.
+        on_exit: called in the loop when the process has ended.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes], control: socket.socket, path: str, shared: bool) -> None:
+        self.popen = popen
+        self.pidfd = os.pidfd_open(popen.pid)
+        self.control = control
+        self.path = path
+        self.address = f"unix:{path}"
+        self.shared = shared
+        self.state = "starting"
+        self.failure = ""
+        self.on_exit: Callable[[], None] | None = None
+
+    def tell(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Sends a control message; a worker that does not read any more is killed.
+
+        Raises:
+            WorkerLostError: it could not be sent.
+        """
+        try:
+            send(self.control, message, fds)
+        except OSError:
+            self.kill()
+            raise WorkerLostError("the worker is gone") from None
+
+    def kill(self) -> None:
+        """Kills the process; its end is noticed like any other."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+
+class Supervisor:
+    """Starts, hands out, watches and ends workers. Everything runs in the front's loop.
+
+    Attributes:
+        facts: the first ready worker's device and kernel families; None before.
+        shared: the shared worker, if TCP is on and it is ready.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        directory: SocketDirectory,
+        metrics: ServerMetrics,
+        collector: MergedCollector,
+        log: Logger,
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._metrics = metrics
+        self._collector = collector
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._workers: set[WorkerProcess] = set()
+        self._changed = asyncio.Condition()
+        self._failures = 0
+        self._stopping = False
+        self._failed = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.facts: Message | None = None
+        self.wanted_spares: Callable[[], int] = lambda: config.spares
+
+    @property
+    def shared(self) -> WorkerProcess | None:
+        """The shared worker, once it is ready."""
+        return next((worker for worker in self._workers if worker.shared and worker.state == "busy"), None)
+
+    async def start(self) -> None:
+        """Starts the spares and the shared worker; returns when all that serve the first session are warm.
+
+        Raises:
+            StartError: a worker said why it cannot start, or none became ready in several tries.
+        """
+        self.fill()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._warm() or bool(self._failed))
+        if self._failed:
+            raise StartError(self._failed)
+
+    def _warm(self) -> bool:
+        spare = any(worker.state == "spare" for worker in self._workers)
+        return spare and (self._config.tcp_address is None or self.shared is not None)
+
+    def fill(self) -> None:
+        """Starts what is missing: spares, the shared worker."""
+        if self._stopping:
+            return
+        own = [worker for worker in self._workers if not worker.shared and worker.state in ("starting", "spare")]
+        for _ in range(self.wanted_spares() - len(own)):
+            self._spawn(shared=False)
+        if self._config.tcp_address is not None and not any(worker.shared for worker in self._workers):
+            self._spawn(shared=True)
+
+    def _spawn(self, shared: bool) -> None:
+        ours, theirs = control_pair()
+        path = self._directory.socket_path(worker_socket_name())
+        with theirs:
+            popen = subprocess.Popen(
+                self._command(theirs.fileno(), path, shared), pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
+            )
+        ours.setblocking(False)
+        worker = WorkerProcess(popen, ours, path, shared)
+        self._workers.add(worker)
+        self._metrics.worker_starts.inc()
+        self._loop.add_reader(ours, self._read, worker)
+        self._loop.add_reader(worker.pidfd, self._exited, worker)
+        self._loop.call_later(self._config.start_timeout_s, self._check_started, worker)
+        self._count()
+        self._log.debug("worker_started", worker=popen.pid, shared=shared)
+
+    def _command(self, control_fd: int, path: str, shared: bool) -> list[str]:
+        config = self._config
+        command = [sys.executable, "-m", "topkd.server.worker", f"--control-fd={control_fd}", f"--parent={os.getpid()}"]
+        command += [f"--socket={path}", f"--device={config.device}", f"--grace-s={config.session_grace_s * 0.8}"]
+        command += [f"--limits={json.dumps(dataclasses.asdict(config.limits))}"]
+        command += [f"--log-level={config.log_level}", f"--log-format={config.log_format}"]
+        if config.cpu_threads is not None:
+            command.append(f"--cpu-threads={config.cpu_threads}")
+        return [*command, "--shared"] if shared else command
+
+    def _check_started(self, worker: WorkerProcess) -> None:
+        if worker.state == "starting":
+            self._log.error("worker_start_timeout", worker=worker.popen.pid)
+            worker.kill()
+
+    def _read(self, worker: WorkerProcess) -> None:
+        """Takes every message that is there; the end of the socket is noticed by the process's end."""
+        while True:
+            try:
+                received = receive(worker.control)
+            except BlockingIOError:
+                return
+            except (OSError, ValueError):
+                received = None
+            if received is None:
+                self._loop.remove_reader(worker.control)
+                return
+            self._take(worker, received[0])
+
+    def _take(self, worker: WorkerProcess, message: Message) -> None:
+        kind = message.get("t")
+        if kind == "metrics":
+            self._collector.update(worker, message["samples"])
+        elif kind == "failed":
+            worker.failure = message["message"]
+        elif kind == "ready":
+            self._failures = 0
+            worker.state = "busy" if worker.shared else "spare"
+            if self.facts is None:
+                self.facts = message
+            self._log.debug("worker_ready", worker=worker.popen.pid, shared=worker.shared)
+            self._notify()
+
+    def _exited(self, worker: WorkerProcess) -> None:
+        """Reaps a process: its last figures, its socket, whoever waits for it, and its successor."""
+        self._loop.remove_reader(worker.pidfd)
+        self._read(worker)
+        self._loop.remove_reader(worker.control)
+        worker.control.close()
+        os.close(worker.pidfd)
+        code = worker.popen.wait()
+        was, worker.state = worker.state, "dead"
+        self._workers.discard(worker)
+        self._collector.retire(worker)
+        Path(worker.path).unlink(missing_ok=True)
+        expected = was == "ending" or self._stopping
+        report = self._log.debug if expected else self._log.error
+        report("worker_ended", worker=worker.popen.pid, state=was, exit_code=code, failure=worker.failure)
+        if worker.on_exit is not None:
+            worker.on_exit()
+        if not expected and was in ("starting", "spare"):
+            self._failures += 1
+            self._give_up(worker, code)
+        self._notify()
+        self._loop.call_later(self._backoff(), self.fill)
+
+    def _give_up(self, worker: WorkerProcess, code: int) -> None:
+        if self.facts is None and (worker.failure or self._failures >= _START_TRIES):
+            self._failed = worker.failure or f"the worker ended with {code} before it was ready, {self._failures} times"
+
+    def _backoff(self) -> float:
+        return min(_LONGEST_BACKOFF_S, 0.1 * 2.0**self._failures) if self._failures else 0.0
+
+    def _notify(self) -> None:
+        self._count()
+
+        async def notify() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        task = self._loop.create_task(notify())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _count(self) -> None:
+        for state in ("starting", "spare", "busy", "ending"):
+            self._metrics.workers.labels(state).set(sum(worker.state == state for worker in self._workers))
+
+    async def take(self) -> WorkerProcess:
+        """Takes a warm spare, waiting for one if there is none, and starts its successor.
+
+        Raises:
+            StartingError: none became warm in time.
+        """
+        try:
+            async with asyncio.timeout(self._config.attach_timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self._spare() is not None)
+                worker = self._spare()
+        except TimeoutError:
+            raise StartingError("no worker became ready in time", retry_after_ms=1000) from None
+        if worker is None:
+            raise StartingError("no worker is ready", retry_after_ms=1000)
+        worker.state = "busy"
+        self._count()
+        self._loop.call_soon(self.fill)
+        return worker
+
+    def _spare(self) -> WorkerProcess | None:
+        return next((worker for worker in self._workers if worker.state == "spare"), None)
+
+    def end(self, worker: WorkerProcess, message: Message, grace_s: float) -> None:
+        """Tells a worker to end; kills it if it has not within the grace."""
+        if worker.state in ("ending", "dead"):
+            return
+        worker.state = "ending"
+        with contextlib.suppress(WorkerLostError):
+            worker.tell(message)
+        self._loop.call_later(grace_s, self._kill_late, worker)
+        self._count()
+
+    def _kill_late(self, worker: WorkerProcess) -> None:
+        if worker.state != "dead":
+            self._metrics.worker_kills.inc()
+            self._log.warning("worker_killed", worker=worker.popen.pid)
+            worker.kill()
+
+    async def stop(self, grace_s: float) -> None:
+        """Drains every worker, waits for their ends, kills what is late."""
+        self._stopping = True
+        for worker in list(self._workers):
+            if worker.state == "starting":
+                worker.state = "ending"
+                worker.kill()
+            else:
+                self.end(worker, {"t": "drain", "grace_s": grace_s}, grace_s + 1.5)
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._workers)
+
+
+def describe(facts: Message | None) -> dict[str, Any]:
+    """Returns the device of a ready message, for logs."""
+    return dict(facts["device"]) if facts else {}

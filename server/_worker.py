@@ -1,0 +1,189 @@
+"""A worker at work: the process that owns a session's device context, mappings and plans, and serves its calls.
+
+One worker serves one session and ends with it; the shared worker serves every session attached over TCP and ends with
+the front. What to do it is told over the control socket.
+
+Its end, whatever the cause, is one path: refuse new work, let what runs finish, close the mappings, send the last
+figures, exit.
+"""
+
+import argparse
+import gc
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from topkd.v1 import tensor_pb2
+
+from . import _logging
+from ._control import Message, receive, send, send_packet, unpack_bytes
+from ._device import open_backend
+from ._directory import SOCKET_MODE
+from ._memory import DTYPES, Backend
+from .config import ServerLimits
+from .metrics import ServerMetrics, Snapshot
+
+__all__ = ["Worker", "warm_up"]
+
+PUSH_SECONDS = 0.25
+_SAMPLES_PER_PACKET = 200
+
+
+class Worker:
+    """The process's state: one backend, one gRPC server, sessions."""
+
+    def __init__(self, options: argparse.Namespace, control: socket.socket, log: _logging.Logger) -> None:
+        from ._rpc import SelectionService, TokenInterceptor, make_server
+        from ._state import SessionTable
+
+        self._options = options
+        self._control = control
+        self._log = log
+        self._limits = ServerLimits(**json.loads(options.limits))
+        self._metrics = ServerMetrics(CollectorRegistry())
+        self._snapshot = Snapshot(self._metrics.registry)
+        self._push_lock = threading.Lock()
+        self._ending = threading.Lock()
+        self._backend = open_backend(options.device, options.cpu_threads)
+        self._sessions = SessionTable()
+        self._service = SelectionService(self._backend, self._sessions, self._limits, self._metrics, log)
+        interceptor = TokenInterceptor(self._sessions, self._metrics)
+        self._server = make_server(self._service, interceptor, self._limits, f"unix:{options.socket}")
+        Path(options.socket).chmod(SOCKET_MODE)
+
+    def start(self) -> None:
+        """Warms the kernels, starts to serve and tells the front."""
+        self._backend.enter_thread()
+        families = warm_up(self._backend)
+        self._server.start()
+        gc.collect()
+        gc.freeze()
+        info = self._backend.info
+        device = {name.name: getattr(info, name.name) for name in info.DESCRIPTOR.fields}
+        send(self._control, {"t": "ready", "device": device, "kernels": families})
+        threading.Thread(target=self._push_forever, name="topkd-metrics", daemon=True).start()
+
+    def run(self) -> None:
+        """Does what the front says until it is gone or says to end. Does not return."""
+        while True:
+            try:
+                received = receive(self._control)
+            except OSError:
+                received = None
+            if received is None:
+                os._exit(0)  # the front is gone: at once
+            self._obey(*received)
+
+    def _obey(self, message: Message, fds: list[int]) -> None:
+        kind = message["t"]
+        if kind == "session":
+            self._open(message, fds)
+        elif kind == "close":
+            threading.Thread(target=self._close, args=(message["id"],), name="topkd-close", daemon=True).start()
+        elif kind == "drain":
+            self._service.draining = True
+            self.finish("drain", message["grace_s"])
+
+    def _open(self, message: Message, fds: list[int]) -> None:
+        """Opens a session. One of its own comes with the connection and the words; the reply goes out here."""
+        from ._state import Session
+        from ._worker_side import serve_side
+
+        remote = "reply" not in message
+        session = Session(message["id"], self._limits, self._metrics, remote)
+        self._sessions.add(message["token"], session)
+        if remote:
+            return
+        self._log = self._log.bind(session=session.id)
+        connection = socket.socket(fileno=fds[0])
+        connection.setblocking(True)
+        try:
+            send_packet(connection, unpack_bytes(message["reply"]), [fds[1]])
+        except OSError:
+            self.finish("client_gone", 0.0)
+        session.map_words(fds[1])
+        arguments = (connection, session, self._backend, self._log, self._client_gone)
+        threading.Thread(target=serve_side, args=arguments, name="topkd-side", daemon=True).start()
+
+    def _client_gone(self, cause: str) -> None:
+        self.finish(cause, self._options.grace_s)
+
+    def _close(self, session_id: str) -> None:
+        """Ends a session; a worker of its own ends with it."""
+        if not self._options.shared:
+            self.finish("front", self._options.grace_s)
+        session = self._sessions.remove(session_id)
+        if session is not None:
+            self._service.queue.close(session.account)
+            self._service.queue.wait_idle(session.account, self._options.grace_s)
+            session.close()
+
+    def finish(self, cause: str, grace_s: float) -> None:
+        """Ends the worker in order. Does not return; a second caller waits for the exit.
+
+        Args:
+            cause: for the log.
+            grace_s: seconds that requests that run have to finish; with "drain" those that wait run too.
+        """
+        self._ending.acquire()  # never released: the process ends here
+        deadline = time.monotonic() + grace_s
+        self._log.debug("worker_ends", cause=cause)
+        sessions = self._sessions.all()
+        if cause != "drain":
+            for session in sessions:
+                self._sessions.remove(session.id)
+                self._service.queue.close(session.account)
+        for session in sessions:
+            self._service.queue.wait_idle(session.account, max(0.0, deadline - time.monotonic()))
+        self._server.stop(max(0.05, min(1.0, deadline - time.monotonic()))).wait()
+        for session in sessions:
+            try:
+                session.close()
+            except Exception as error:  # noqa: BLE001  # the driver frees it at the exit
+                self._log.warning("region_close_failed", error=str(error))
+        Path(self._options.socket).unlink(missing_ok=True)
+        self._push()
+        os._exit(0)
+
+    def _push_forever(self) -> None:
+        while True:
+            time.sleep(PUSH_SECONDS)
+            self._push()
+
+    def _push(self) -> None:
+        """Sends the figures that changed."""
+        with self._push_lock:
+            self._service.flush_figures()
+            changed = self._snapshot.changes()
+            try:
+                for first in range(0, len(changed), _SAMPLES_PER_PACKET):
+                    send(self._control, {"t": "metrics", "samples": changed[first : first + _SAMPLES_PER_PACKET]})
+            except OSError:
+                return  # the front is gone; the control loop sees it
+
+
+def warm_up(backend: Backend) -> list[dict[str, Any]]:
+    """Runs a selection of every family and dtype that the device serves; returns the families."""
+    import torch
+
+    from topkd import kernels
+
+    families = []
+    for name in kernels.kernels():
+        dtypes = []
+        for number in (tensor_pb2.D_TYPE_BFLOAT16, tensor_pb2.D_TYPE_FLOAT16, tensor_pb2.D_TYPE_FLOAT32):
+            scores = torch.zeros((2, 256), dtype=DTYPES[number], device=backend.device)
+            if kernels.supports(name, scores, 16) is None:
+                dtypes.append(int(number))
+                for order in ("any", "value"):
+                    kernels.select_topk(scores, 16, order=order, values=True, kernel=name)
+        if dtypes:
+            families.append({"name": name, "dtypes": dtypes})
+    backend.run([])
+    return families

@@ -1,0 +1,301 @@
+"""The front: one asyncio loop that accepts, attaches, supervises, reports and ends.
+
+It touches neither torch nor CUDA: workers do. `serve` is start, wait, stop.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.metadata
+import os
+import secrets
+import signal
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+from prometheus_client import CollectorRegistry
+
+from topkd.v1 import control_pb2
+
+from . import _logging
+from ._directory import ATTACH_SOCKET, GRPC_SOCKET, DirectoryError, SocketDirectory
+from ._front_endpoints import MetricsServer, bind_tcp, make_server, read_attach_token
+from ._front_rpc import CONTROL, SELECTION, ControlService, Forwarder, TokenInterceptor
+from ._front_sessions import FrontSession, FrontSessions, check_attach, server_info
+from ._front_side import SideConnection, SideListener
+from ._supervisor import StartError, Supervisor, WorkerProcess, describe
+from .config import ConfigError, ServerConfig, split_address
+from .errors import DrainingError, StartingError, WorkerLostError
+from .metrics import MergedCollector, ServerMetrics
+
+__all__ = ["serve"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(config: ServerConfig) -> int:
+    """Runs a server until SIGTERM or SIGINT. Blocks.
+
+    Writes structured logs to stderr; the event `serving` says that sessions can attach, and where.
+
+    Returns:
+        0 after an orderly end; 1 if the server could not start (logged as `start_failed`).
+    """
+    log = _logging.configure(config.log_level, config.log_format, process="front", pid=os.getpid())
+    try:
+        config.check()
+        group = config.allowed_gids[0] if config.allowed_gids else None
+        with SocketDirectory(config.socket_dir, group) as directory:
+            asyncio.run(_run(config, directory, log))
+    except (ConfigError, DirectoryError, StartError, OSError) as error:
+        log.error("start_failed", message=str(error))
+        return 1
+    return 0
+
+
+async def _run(config: ServerConfig, directory: SocketDirectory, log: _logging.Logger) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stopped.set)
+    front = Front(config, directory, log)
+    try:
+        starting = asyncio.ensure_future(front.start())
+        waiting = asyncio.ensure_future(stopped.wait())
+        await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            await waiting
+        else:
+            starting.cancel()
+        log.info("draining", sessions=len(front.sessions))
+    finally:
+        await front.stop()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+    log.info("stopped")
+
+
+class Front:
+    """The server's state: sessions, workers, endpoints.
+
+    Attributes:
+        sessions: those that are open.
+    """
+
+    def __init__(self, config: ServerConfig, directory: SocketDirectory, log: _logging.Logger) -> None:
+        self._config = config
+        self._directory = directory
+        self._log = log
+        self._registry = CollectorRegistry()
+        self._metrics = ServerMetrics(self._registry)
+        self._collector = MergedCollector(self._registry)
+        self._epoch = secrets.token_hex(16)
+        self._version = _version()
+        self._limits = control_pb2.Limits(**dataclasses.asdict(config.limits))
+        self._draining = asyncio.Event()
+        self._warm = False
+        self.sessions = FrontSessions(config.limits, self._metrics)
+        self._supervisor = Supervisor(config, directory, self._metrics, self._collector, log)
+        self._supervisor.wanted_spares = self._wanted_spares
+        self.sessions.on_change = self._supervisor.fill
+        self._health = health.aio.HealthServicer()
+        self._servers: list[grpc.aio.Server] = []
+        self._side: SideListener | None = None
+        self._metrics_server: MetricsServer | None = None
+        self._channel: tuple[WorkerProcess, grpc.aio.Channel] | None = None
+
+    def _wanted_spares(self) -> int:
+        room = self._config.limits.max_sessions - len(self.sessions)
+        return max(0, min(self._config.spares, room))
+
+    def _info(self) -> control_pb2.ServerInfo:
+        return server_info(self._supervisor.facts, self._limits, self._version, self._epoch, len(self.sessions))
+
+    # Start
+
+    async def start(self) -> None:
+        """Opens the endpoints, waits for warm workers and turns health to SERVING."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._metrics_server = MetricsServer.start(self._config, self._collector, self._version)
+        await self._start_unix()
+        tcp_address = await self._start_tcp()
+        path = self._directory.socket_path(ATTACH_SOCKET)
+        self._side = SideListener(path, self._config, self._metrics, self._log, self._attach_side)
+        self._directory.publish(ATTACH_SOCKET)
+        await self._supervisor.start()
+        self._warm = True
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._log.info(
+            "serving",
+            socket_dir=str(self._directory.path),
+            metrics_port=self._metrics_server.port if self._metrics_server else None,
+            tcp_address=tcp_address,
+            device=describe(self._supervisor.facts),
+            epoch=self._epoch,
+            version=self._version,
+        )
+
+    async def _set_health(self, status: Any) -> None:
+        for name in ("", CONTROL, SELECTION):
+            await self._health.set(name, status)
+
+    async def _start_unix(self) -> None:
+        interceptor = TokenInterceptor(lambda token: self.sessions.find(token) is not None, self._metrics)
+        service = ControlService(self._info, self._attach_tcp, self._metrics, self._log)
+        server = make_server(self._config, interceptor, service, self._health)
+        self._servers.append(server)
+        path = self._directory.socket_path(GRPC_SOCKET)
+        server.add_insecure_port(f"unix:{path}")
+        self._directory.publish(GRPC_SOCKET)
+        await server.start()
+
+    async def _start_tcp(self) -> str | None:
+        config = self._config
+        if config.tcp_address is None:
+            return None
+        attach_digest, certified = read_attach_token(config), config.tls_client_ca is not None
+        interceptor = TokenInterceptor(self._is_tcp, self._metrics, attach_digest, certified)
+        service = ControlService(self._info, self._attach_tcp, self._metrics, self._log)
+        server = make_server(config, interceptor, service, self._health, Forwarder(self._shared_channel))
+        self._servers.append(server)
+        host, _ = split_address(config.tcp_address)
+        port = bind_tcp(server, config, config.tcp_address)
+        await server.start()
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _is_tcp(self, token: str | None) -> bool:
+        session = self.sessions.find(token)
+        return session is not None and session.transport == "tcp"
+
+    def _shared_channel(self) -> grpc.aio.Channel | None:
+        """Returns a channel to the shared worker that there is now."""
+        worker = self._supervisor.shared
+        if worker is None:
+            return None
+        if self._channel is None or self._channel[0] is not worker:
+            size = self._config.limits.max_message_bytes
+            options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
+            options += [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+            self._channel = (worker, grpc.aio.insecure_channel(worker.address, options=options))
+        return self._channel[1]
+
+    # Sessions
+
+    def _open(self, request: control_pb2.AttachRequest, transport: str) -> FrontSession:
+        """Admits a session."""
+        if self._draining.is_set():
+            raise DrainingError
+        if not self._warm or self._supervisor.facts is None:
+            raise StartingError("the server is starting", retry_after_ms=500)
+        check_attach(request, self._supervisor.facts)
+        return self.sessions.open(transport)
+
+    def _describe(self, session: FrontSession, address: str) -> control_pb2.Session:
+        return control_pb2.Session(session_id=session.id, token=session.token, data_address=address, info=self._info())
+
+    async def _attach_side(
+        self, side: SideConnection, request: control_pb2.AttachRequest, log: _logging.Logger
+    ) -> None:
+        """Runs a session of this host, from the attach to its end."""
+        session = self._open(request, "unix")
+        worker: WorkerProcess | None = None
+        log = log.bind(session=session.id, client=request.client_name[:80])
+        try:
+            worker = await self._take(side)
+            if worker is None:
+                return
+            worker.on_exit = lambda: self._end(session, "worker_lost")
+            message = {"t": "session", "id": session.id, "token": session.token}
+            side.hand_over(worker.tell, message, self._describe(session, worker.address))
+            self._metrics.attaches.labels("unix", "attached").inc()
+            log.info("attached", worker=worker.popen.pid)
+            await self._first(side.gone, session.ended)
+        finally:
+            self._end(session, "client_gone")
+            if worker is not None:
+                self._supervisor.end(worker, {"t": "close", "id": session.id}, self._config.session_grace_s)
+            log.info("session_ended", cause=session.cause)
+
+    async def _take(self, side: SideConnection) -> WorkerProcess | None:
+        """Takes a worker; None if the client goes away meanwhile."""
+        taking = asyncio.ensure_future(self._supervisor.take())
+        gone = asyncio.ensure_future(side.gone.wait())
+        try:
+            await asyncio.wait((taking, gone), return_when=asyncio.FIRST_COMPLETED)
+            return taking.result() if taking.done() else None
+        finally:
+            gone.cancel()
+            taking.cancel()
+
+    def _end(self, session: FrontSession, cause: str) -> None:
+        self.sessions.close(session, "drained" if self._draining.is_set() else cause)
+
+    async def _first(self, *events: asyncio.Event) -> None:
+        """Waits for the first of several events."""
+        tasks = [asyncio.ensure_future(event.wait()) for event in events]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _attach_tcp(self, request: control_pb2.AttachRequest) -> AsyncGenerator[control_pb2.AttachResponse, None]:
+        """Runs a session over TCP, from the attach to its end."""
+        worker = self._supervisor.shared
+        session = self._open(request, "tcp")
+        log = self._log.bind(session=session.id, client=request.client_name[:80], transport="tcp")
+        try:
+            if worker is None:
+                raise StartingError("the worker of the sessions over TCP is starting", retry_after_ms=1000)
+            worker.tell({"t": "session", "id": session.id, "token": session.token})
+            self._metrics.attaches.labels("tcp", "attached").inc()
+            log.info("attached", worker=worker.popen.pid)
+            yield control_pb2.AttachResponse(session=self._describe(session, ""))
+            worker.on_exit = self._lose_tcp
+            if worker.state == "dead":
+                self._end(session, "worker_lost")
+            await self._first(self._draining, session.ended)
+            if not session.ended.is_set():
+                yield control_pb2.AttachResponse(draining=control_pb2.Draining())
+                await session.ended.wait()
+            if session.cause == "worker_lost":
+                raise WorkerLostError("the worker of the sessions over TCP is gone; attach again")
+        finally:
+            self._end(session, "client_gone")
+            if worker is not None and worker.state == "busy":
+                with contextlib.suppress(WorkerLostError):
+                    worker.tell({"t": "close", "id": session.id})
+            log.info("session_ended", cause=session.cause)
+
+    def _lose_tcp(self) -> None:
+        """Ends every session over TCP: their worker is gone."""
+        for session in self.sessions.all():
+            if session.transport == "tcp":
+                self._end(session, "worker_lost")
+
+    # Stop
+
+    async def stop(self) -> None:
+        """Refuses new work, lets what runs finish, ends the workers, closes the endpoints."""
+        self._draining.set()
+        await self._health.enter_graceful_shutdown()
+        await self._supervisor.stop(self._config.drain_grace_s)
+        for session in self.sessions.all():
+            self._end(session, "drained")
+        if self._side is not None:
+            await self._side.close()
+        await asyncio.gather(*(server.stop(1.0) for server in self._servers))
+        if self._channel is not None:
+            await self._channel[1].close()
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("topkd")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+unknown"
