@@ -1,0 +1,241 @@
+"""numpy arrays and torch tensors seen alike: address, shape, strides, element type, device.
+
+torch is looked up in `sys.modules`: who never imported it holds no tensor. Pure: knows nothing of sessions.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from topkd.errors import ArgumentTypeError, ArgumentValueError
+from topkd.v1 import tensor_pb2 as pb
+
+__all__ = [
+    "CODES",
+    "HOST",
+    "Dtype",
+    "View",
+    "bits",
+    "bits_dtype",
+    "describe",
+    "dtype_name",
+    "extent",
+    "itemsize",
+    "numpy_dtype",
+    "parse_dtype",
+    "torch_module",
+    "wrap_bits",
+]
+
+HOST: Final = -1
+"""The device of host memory; CUDA devices are their ordinals."""
+
+CODES: Final[dict[str, int]] = {
+    "bfloat16": pb.D_TYPE_BFLOAT16,
+    "float16": pb.D_TYPE_FLOAT16,
+    "float32": pb.D_TYPE_FLOAT32,
+    "int32": pb.D_TYPE_INT32,
+    "int64": pb.D_TYPE_INT64,
+}
+_NAMES: Final[dict[int, str]] = {code: name for name, code in CODES.items()}
+_ITEMSIZE: Final[dict[int, int]] = {
+    pb.D_TYPE_BFLOAT16: 2,
+    pb.D_TYPE_FLOAT16: 2,
+    pb.D_TYPE_FLOAT32: 4,
+    pb.D_TYPE_INT32: 4,
+    pb.D_TYPE_INT64: 8,
+}
+_BITS: Final[dict[int, np.dtype[Any]]] = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
+_KNOWN: Final = ", ".join(CODES)
+
+
+class View(NamedTuple):
+    """A tensor as requests describe it.
+
+    Attributes:
+        array: The numpy array or torch tensor.
+        library: "numpy" or "torch".
+        device: `HOST` or the CUDA ordinal.
+        address: Of the first element.
+        shape: Sizes.
+        strides: In elements.
+        code: Element type, a `topkd.v1.DType`.
+    """
+
+    array: Any
+    library: str
+    device: int
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    code: int
+
+
+class Dtype(NamedTuple):
+    """An element type as a user names it, with the library that the name implies ("" for a plain string)."""
+
+    code: int
+    library: str
+
+
+def torch_module() -> ModuleType | None:
+    """Returns torch if something has imported it."""
+    return sys.modules.get("torch")
+
+
+def describe(argument: str, value: object, selection: int = 0) -> View:
+    """Describes a tensor argument.
+
+    Raises:
+        ArgumentTypeError: It is no tensor, or of an element type that no request can carry.
+        ArgumentValueError: Its memory is not strided, or its strides are no whole elements.
+    """
+    if isinstance(value, np.ndarray):
+        return _describe_numpy(argument, value, selection)
+    torch = torch_module()
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _describe_torch(argument, value, selection, torch)
+    raise ArgumentTypeError(
+        f"{argument} must be a numpy array or a torch tensor, not {type(value).__name__}",
+        argument=argument,
+        selection=selection,
+    )
+
+
+def _describe_numpy(argument: str, array: np.ndarray[Any, Any], selection: int) -> View:
+    code = CODES.get(array.dtype.name)
+    if code is None or not array.dtype.isnative:
+        raise _bad_dtype(argument, array.dtype.str if code else array.dtype.name, selection)
+    size = array.dtype.itemsize
+    if any(stride % size for stride in array.strides):
+        raise ArgumentValueError(
+            f"{argument} has strides of {array.strides} bytes, which are no multiples of its {size}-byte elements",
+            argument=argument,
+            selection=selection,
+        )
+    strides = tuple(stride // size for stride in array.strides) if array.size else _contiguous(array.shape)
+    return View(array, "numpy", HOST, array.__array_interface__["data"][0], array.shape, strides, code)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the strides of an array without elements, whose own mean nothing."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _describe_torch(argument: str, tensor: Any, selection: int, torch: ModuleType) -> View:
+    name = str(tensor.dtype).removeprefix("torch.")
+    code = CODES.get(name)
+    if code is None:
+        raise _bad_dtype(argument, name, selection)
+    kind = tensor.device.type
+    if kind not in ("cpu", "cuda") or tensor.layout is not torch.strided:
+        raise ArgumentValueError(
+            f"{argument} is on {tensor.device} with layout {tensor.layout}; allowed are strided CPU and CUDA tensors",
+            argument=argument,
+            selection=selection,
+        )
+    device = HOST if kind == "cpu" else tensor.device.index
+    return View(tensor, "torch", device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), code)
+
+
+def _bad_dtype(argument: str, name: str, selection: int) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        f"{argument} has dtype {name}; allowed are {_KNOWN}", argument=argument, selection=selection
+    )
+
+
+def itemsize(code: int) -> int:
+    """Returns the bytes of an element."""
+    return _ITEMSIZE[code]
+
+
+def dtype_name(code: int) -> str:
+    """Returns the element type's name, "float32" and the like."""
+    return _NAMES.get(code, f"dtype {code}")
+
+
+def extent(view: View) -> int:
+    """Returns the bytes from the first element to the end of the last that shape and strides can reach.
+
+    Strides of dimensions of size 1 are not looked at; negative ones reach nothing beyond the first element here (the
+    server refuses them).
+    """
+    reach = 0
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        if size == 0:
+            return 0
+        reach += (size - 1) * max(stride, 0)
+    return (reach + 1) * _ITEMSIZE[view.code]
+
+
+def bits(view: View) -> np.ndarray[Any, Any]:
+    """Returns a host tensor's elements as integers of the same size, in the same memory."""
+    carrier = _BITS[_ITEMSIZE[view.code]]
+    if view.library == "numpy":
+        array: np.ndarray[Any, Any] = view.array.view(carrier)
+        return array
+    torch = sys.modules["torch"]
+    viewed: np.ndarray[Any, Any] = view.array.detach().view(getattr(torch, carrier.name)).numpy()
+    return viewed
+
+
+def wrap_bits(array: np.ndarray[Any, Any], code: int, library: str) -> Any:
+    """Returns integers of the element's size as an array or CPU tensor of the element type, in the same memory."""
+    if library == "numpy":
+        return array.view(numpy_dtype(code))
+    torch = sys.modules["torch"]
+    return torch.from_numpy(array).view(getattr(torch, _NAMES[code]))
+
+
+def bits_dtype(code: int) -> np.dtype[Any]:
+    """Returns the integer dtype of the element's size."""
+    return _BITS[_ITEMSIZE[code]]
+
+
+def numpy_dtype(code: int) -> np.dtype[Any]:
+    """Returns numpy's dtype; bfloat16 is the package `ml_dtypes`'.
+
+    Raises:
+        ArgumentTypeError: bfloat16 without `ml_dtypes`.
+    """
+    if code != pb.D_TYPE_BFLOAT16:
+        return np.dtype(_NAMES[code])
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ArgumentTypeError(
+            "numpy has no bfloat16 of its own: install the package ml_dtypes, or use a torch dtype", argument="dtype"
+        ) from None
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
+
+
+def parse_dtype(argument: str, value: object, selection: int = 0) -> Dtype:
+    """Reads an element type: its name, a numpy dtype or scalar type, or a torch dtype.
+
+    Raises:
+        ArgumentTypeError: It is none of them, or of no type that a request can carry.
+    """
+    torch = torch_module()
+    if torch is not None and isinstance(value, torch.dtype):
+        name, library = str(value).removeprefix("torch."), "torch"
+    elif isinstance(value, str):
+        name, library = value, ""
+    elif isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        name, library = np.dtype(value).name, "numpy"
+    else:
+        name, library = str(getattr(value, "__name__", value)), "numpy"  # ml_dtypes' scalar types are no np.generic
+        if not isinstance(value, type) or name != "bfloat16":
+            raise _bad_dtype_argument(argument, repr(value), selection)
+    if name not in CODES:
+        raise _bad_dtype_argument(argument, name, selection)
+    return Dtype(CODES[name], library)
+
+
+def _bad_dtype_argument(argument: str, name: str, selection: int) -> ArgumentTypeError:
+    return ArgumentTypeError(f"{argument} is {name}; allowed are {_KNOWN}", argument=argument, selection=selection)

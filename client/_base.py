@@ -1,0 +1,137 @@
+"""What both clients share: their options, and the parts of them that never wait."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, Literal
+
+from topkd._core import Core
+from topkd._options import Options, check_options, target_directory
+from topkd._types import TlsOptions
+from topkd.errors import ArgumentTypeError, ArgumentValueError
+
+if TYPE_CHECKING:
+    from topkd._plan import PlanState
+
+__all__ = ["ClientBase", "PlanBase"]
+
+
+class ClientBase:
+    """Options and state of a client."""
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str] | None = None,
+        *,
+        device: Any = None,
+        name: str | None = None,
+        timeout: float = 30.0,
+        attach_timeout: float = 20.0,
+        on_unavailable: Literal["raise", "local"] = "raise",
+        token: str | None = None,
+        tls: TlsOptions | bool | None = None,
+    ) -> None:
+        """Makes a client. Neither connects nor waits: the first call attaches.
+
+        Args:
+            target: A socket directory ("/run/topkd" or "unix:/run/topkd"), or "host:port" for TCP with inline tensors;
+                None finds the directory by `$TOPKD_SOCKET_DIR` or the usual places.
+            device: The device that the tensors are on: "cuda:0", a torch.device, an ordinal, a UUID or "cpu". A server
+                of another device then refuses the session.
+            name: What the server's logs call this client.
+            timeout: Seconds that a call may take, unless it says otherwise.
+            attach_timeout: Seconds within which a call tries to find a server, at the first call and after a loss.
+                A server may take some to start a worker.
+            on_unavailable: What calls do while no server is there: "raise", or "local": select by `topkd.kernels` in
+                this process (needs torch).
+            token: The server's attach token, for TCP.
+            tls: TLS for TCP; True for the system's certificates.
+
+        Raises:
+            ArgumentTypeError: An option of a wrong type.
+            ArgumentValueError: An option that cannot be.
+        """
+        check_options(target, timeout, attach_timeout, on_unavailable)
+        if tls is not None and not isinstance(tls, (TlsOptions, bool)):
+            raise ArgumentTypeError(f"tls must be TlsOptions or a bool, not {type(tls).__name__}", argument="tls")
+        options = Options(
+            target=target,
+            device_uuid=_device_uuid(device),
+            name=name or f"pid {os.getpid()}",
+            timeout=float(timeout),
+            attach_timeout=float(attach_timeout),
+            local=on_unavailable == "local",
+            token=token,
+            tls=TlsOptions() if tls is True else (tls or None),
+        )
+        if (token is not None or options.tls is not None) and target_directory(target) is not None:
+            raise ArgumentValueError(f"token and tls are for TCP; the target is {target!r}", argument="target")
+        self._core = Core(options)
+        self._finalizer = weakref.finalize(self, self._core.close)
+
+    @property
+    def target(self) -> str:
+        """What the client attaches to."""
+        directory = target_directory(self._core.options.target)
+        return str(self._core.options.target) if directory is None else str(directory)
+
+    @property
+    def attached(self) -> bool:
+        """Whether a session is open as far as the client knows."""
+        session = self._core.session
+        return session is not None and not session.lost
+
+    def __repr__(self) -> str:
+        return f"<topkd.{type(self).__name__} of {self.target}, {'attached' if self.attached else 'not attached'}>"
+
+
+def _device_uuid(device: Any) -> str:
+    if device is None:
+        return ""
+    text = f"cuda:{device}" if isinstance(device, int) and not isinstance(device, bool) else str(device)
+    if text == "cpu":
+        return "CPU"
+    if text.startswith(("GPU-", "MIG-", "CPU")):
+        return text
+    kind, _, ordinal = text.partition(":")
+    if kind != "cuda" or not (ordinal or "0").isdecimal():
+        raise ArgumentValueError(
+            f"device is {device!r}; allowed are 'cpu', 'cuda', 'cuda:N', a torch.device, an ordinal or a UUID",
+            argument="device",
+        )
+    from topkd import _cuda
+
+    if ordinal:
+        return _cuda.device_uuid(int(ordinal))
+    return _cuda.device_uuid(_cuda.current_device())
+
+
+class PlanBase:
+    """What both kinds of plan share."""
+
+    def __init__(self, core: Core, state: PlanState) -> None:
+        self._core = core
+        self._state = state
+
+    @property
+    def kernel(self) -> str:
+        """The kernel family that the server chose."""
+        return self._state.kernel
+
+    @property
+    def reason(self) -> str:
+        """Why the server chose it."""
+        return self._state.reason
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._state.closed
+
+    def close(self) -> None:
+        """Gives the plan up; the server releases it in the background. Idempotent, does not wait."""
+        self._state.close()
+
+    def __repr__(self) -> str:
+        return f"<topkd.{type(self).__name__}: {'closed' if self.closed else self.kernel}>"

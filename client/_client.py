@@ -1,0 +1,226 @@
+"""The client for threads."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from topkd import _arrays, _empty, _flows, _region
+from topkd._base import ClientBase, PlanBase
+from topkd._types import Merge, Selection, SelectResult
+from topkd.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+    from typing import Self, Unpack
+
+    from topkd._region import Region
+    from topkd._types import Array, MergeOptions, SelectOptions, ServerInfo
+
+__all__ = ["Client", "Plan"]
+
+
+class Client(ClientBase):
+    """A client of a topkd server, for use from any number of threads.
+
+    The first call attaches; so does the first one after the session was lost, restoring registered memory and plans
+    under the same Python objects. A call that was in flight at the loss raises `SessionLostError`. Usable as a context
+    manager. After a fork, the child process needs a client of its own.
+
+    Example:
+        >>> import numpy as np, topkd
+        >>> with topkd.Client() as client:
+        ...     scores = client.empty((2, 6), "float32")
+        ...     scores[:] = [[1, 9, 3, 7, 5, 2], [4, 0, 8, 6, 2, 9]]
+        ...     result = client.select_topk(scores, 3, order="value", values=True)
+        >>> result.indices.tolist()
+        [[1, 3, 4], [5, 2, 3]]
+        >>> result.values.tolist()
+        [[9.0, 7.0, 5.0], [9.0, 8.0, 6.0]]
+    """
+
+    def connect(self, *, timeout: float | None = None) -> None:
+        """Attaches now instead of at the first call.
+
+        Raises:
+            UnavailableError: No server took the client in time.
+            TopkdError: A server refused it.
+        """
+        _flows.drive(_flows.blocking(self._core, lambda session: None, timeout))
+
+    def info(self, *, timeout: float | None = None) -> ServerInfo:
+        """Asks the server what it is: version, device, kernels, limits, sessions.
+
+        Example:
+            >>> print(client.info().device.backend.value)
+            cpu
+        """
+        return _flows.drive(_flows.info(self._core, timeout))
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Any:
+        """Returns a new array or tensor in memory that the server shares: selections from it copy nothing.
+
+        Its contents are undefined. The memory stays as long as the array or any view of it, after `close` too.
+
+        Args:
+            shape: One or more sizes.
+            dtype: bfloat16, float16, float32, int32 or int64. A torch dtype gives a tensor on the server's device; a
+                numpy dtype gives an array (CPU servers only; bfloat16 needs the package `ml_dtypes`); a name gives an
+                array on CPU servers and a tensor on CUDA servers.
+
+        Raises:
+            RegionError: The session shares no memory (TCP).
+            ResourceExhaustedError: A limit of the server.
+
+        Example:
+            >>> client.empty(4, np.int32).shape
+            (4,)
+        """
+        sizes, parsed = _empty.check_shape(shape), _arrays.parse_dtype("dtype", dtype)
+        try:
+            return _flows.drive(_flows.blocking(self._core, partial(_empty.empty, self._core, sizes, parsed), None))
+        except UnavailableError:
+            if not self._core.options.local:
+                raise
+            return _empty.ordinary(sizes, parsed)
+
+    def register(self, tensor: Any) -> Region:
+        """Shares the memory behind an existing CUDA tensor: selections from it, or any view of it, copy nothing.
+
+        The whole allocation behind the tensor becomes visible to the server: what else torch's caching allocator has
+        put there, too; `Region.shared` says how much. `Client.empty` shares nothing else.
+
+        Raises:
+            RegionError: It cannot be shared, and why: ordinary host memory, expandable segments, another device.
+        """
+        return _flows.drive(
+            _flows.blocking(self._core, lambda session: _region.register(self._core, tensor, session), None)
+        )
+
+    def select_topk(
+        self, input: Array, k: int, *, timeout: float | None = None, **options: Unpack[SelectOptions]
+    ) -> SelectResult:
+        """Selects the k best of each row on the server. Waits for the result.
+
+        Arrays outside session memory are copied there first, outputs outside of it afterwards. Results live in session
+        memory that is reused once they are gone. CUDA tensors: their current stream is waited for before sending.
+
+        Args:
+            input: Scores (rows, width): bfloat16, float16 or float32.
+            k: Elements selected a row, 1 .. 2^20.
+            timeout: Seconds; None for the client's.
+            **options: As `topkd.kernels.select_topk` takes them; see `Selection`.
+
+        Raises:
+            ArgumentTypeError: A wrong Python type or dtype; `.argument` names it.
+            ArgumentValueError: Another argument that the contract refuses.
+            UnavailableError: No server is there; `SessionLostError` if it went away during the call.
+            DeadlineExceededError: The time-out passed.
+            CaptureError: The current stream is capturing a CUDA graph; nothing was sent.
+
+        Example:
+            >>> scores = np.array([[1, 9, 3], [4, 0, 8]], np.float32)
+            >>> print(client.select_topk(scores, 2, lengths=np.array([3, 1], np.int32), order="value").indices)
+            [[ 1  2]
+             [ 0 -1]]
+        """
+        return _flows.drive(_flows.select(self._core, (Selection(input, k, **options),), timeout))[0]
+
+    def select_topk_batch(
+        self, selections: Iterable[Selection | Plan], *, timeout: float | None = None
+    ) -> list[SelectResult]:
+        """Does several selections in one call; plans may be among them. All are checked before any runs.
+
+        Raises:
+            ArgumentError: `.selection` is the place of the entry that is wrong. Else as `select_topk`.
+
+        Example:
+            >>> scores = np.arange(8, dtype=np.float32).reshape(2, 4)
+            >>> batch = [topkd.Selection(scores, 1), topkd.Selection(scores, 1, largest=False)]
+            >>> [result.indices.tolist() for result in client.select_topk_batch(batch)]
+            [[[3], [3]], [[0], [0]]]
+        """
+        entries = [entry if isinstance(entry, Selection) else entry._state for entry in selections]
+        return _flows.drive(_flows.select(self._core, entries, timeout))
+
+    def plan(self, input: Array, k: int, *, timeout: float | None = None, **options: Unpack[SelectOptions]) -> Plan:
+        """Fixes a selection's arguments once: checked, its kernel chosen and warmed. Its runs then send a number.
+
+        Every tensor must be in session memory. Outputs that are not given are the plan's own: each run overwrites them.
+
+        Args:
+            input: As for `select_topk`; its contents, and those of `lengths` and tables, are read anew in every run.
+            k: Elements selected a row.
+            timeout: Seconds; None for the client's.
+            **options: As for `select_topk`.
+
+        Raises:
+            ArgumentError: An argument that is wrong, or not in session memory.
+
+        Example:
+            >>> scores = client.empty((1, 4), "float32")
+            >>> plan = client.plan(scores, 1)
+            >>> scores[:] = [[3, 1, 4, 1]]
+            >>> plan().indices.tolist()
+            [[2]]
+        """
+        state = _flows.drive(_flows.make_plan(self._core, Selection(input, k, **options), timeout))
+        return Plan(self._core, state)
+
+    def merge_topk(
+        self, values: Array, indices: Array, k: int, *, timeout: float | None = None, **options: Unpack[MergeOptions]
+    ) -> SelectResult:
+        """Selects the k best of candidates from any number of parts, by their global indices. Waits for the result.
+
+        Args:
+            values: Scores of the candidates (rows, candidates).
+            indices: Their global indices (rows, candidates), int32 or int64; -1 is no candidate.
+            k: Elements selected a row.
+            timeout: Seconds; None for the client's.
+            **options: As `topkd.kernels.merge_topk` takes them: largest, order, ties, out_indices, out_values.
+
+        Raises:
+            TopkdError: As `select_topk`.
+
+        Example:
+            >>> values = np.array([[5, 3, 9, 1]], np.float32)
+            >>> merged = client.merge_topk(values, np.array([[10, 11, 70, 71]], np.int32), 2, order="value")
+            >>> merged.indices.tolist(), merged.values.tolist()
+            ([[70, 10]], [[9.0, 5.0]])
+        """
+        return _flows.drive(_flows.merge(self._core, (Merge(values, indices, k, **options),), timeout))[0]
+
+    def close(self) -> None:
+        """Ends the session; calls in flight raise. Arrays in session memory stay valid. Idempotent."""
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Plan(PlanBase):
+    """A selection whose arguments are fixed. Made by `Client.plan`; usable as a context manager."""
+
+    def run(self, *, timeout: float | None = None) -> SelectResult:
+        """Selects from what the tensors hold now, into the plan's outputs. Waits for the result.
+
+        Raises:
+            TopkdError: As `Client.select_topk`.
+        """
+        return _flows.drive(_flows.select(self._core, (self._state,), timeout))[0]
+
+    __call__ = run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,186 @@
+"""Device memory that a server can map: allocations of the client's own, and allocations that hold a user's tensor.
+
+The only module that imports `cuda.bindings`, and only when the first of its functions is called. Every function leaves
+the calling thread's current device as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import queue
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from topkd.errors import RegionError
+from topkd.v1 import selection_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["CudaMemory", "ForeignMemory", "current_device", "device_uuid", "ordinal_of"]
+
+GRANULE: Final = 2 << 20
+"""Only whole multiples of 2 MiB have an allocation, and so a handle, of their own."""
+
+_HANDLE_BYTES: Final = 64
+_uuids: dict[int, str] = {}
+
+
+def _bindings() -> Any:
+    try:
+        from cuda.bindings import runtime
+    except ImportError as error:
+        raise RegionError(
+            f"sharing device memory needs the package cuda-bindings: pip install topkd[cuda] ({error})"
+        ) from None
+    return runtime
+
+
+def _checked(doing: str, result: tuple[Any, ...]) -> Any:
+    """Returns a runtime call's values, or raises."""
+    error, *values = result
+    if int(error):
+        raise RegionError(f"{doing} failed: {getattr(error, 'name', error)}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@contextlib.contextmanager
+def _on_device(ordinal: int) -> Iterator[Any]:
+    runtime = _bindings()
+    before = _checked("cudaGetDevice", runtime.cudaGetDevice())
+    _checked(f"cudaSetDevice({ordinal})", runtime.cudaSetDevice(ordinal))
+    try:
+        yield runtime
+    finally:
+        if before != ordinal:
+            _checked(f"cudaSetDevice({before})", runtime.cudaSetDevice(before))
+
+
+def device_uuid(ordinal: int) -> str:
+    """Returns the UUID of a device as nvidia-smi writes it, "GPU-..."."""
+    if ordinal not in _uuids:
+        properties = _checked("cudaGetDeviceProperties", _bindings().cudaGetDeviceProperties(ordinal))
+        text = bytes(properties.uuid.bytes)[:16].hex()
+        _uuids[ordinal] = f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    return _uuids[ordinal]
+
+
+def current_device() -> int:
+    """Returns the calling thread's current device."""
+    return int(_checked("cudaGetDevice", _bindings().cudaGetDevice()))
+
+
+def ordinal_of(uuid: str) -> int:
+    """Returns this process's ordinal of a device.
+
+    Raises:
+        RegionError: The process does not see it, or cuda-bindings is not installed.
+    """
+    count = _checked("cudaGetDeviceCount", _bindings().cudaGetDeviceCount())
+    for ordinal in range(count):
+        if device_uuid(ordinal) == uuid:
+            return ordinal
+    seen = ", ".join(map(device_uuid, range(count))) or "none"
+    raise RegionError(f"the server's device {uuid} is not visible here; visible are: {seen} (CUDA_VISIBLE_DEVICES)")
+
+
+def _ipc_handle(address: int, ordinal: int) -> bytes:
+    with _on_device(ordinal) as runtime:
+        handle = _checked("cudaIpcGetMemHandle", runtime.cudaIpcGetMemHandle(address))
+    return ctypes.string_at(int(handle.getPtr()), _HANDLE_BYTES)
+
+
+class _Freer:
+    """Frees device memory on a thread of its own: cudaFree may wait for the device, and finalisers run anywhere."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = False
+
+    def start(self) -> None:
+        with self._lock:
+            if not self._started:
+                threading.Thread(target=self._run, name="topkd-cuda-free", daemon=True).start()
+                self._started = True
+
+    def free(self, address: int, ordinal: int) -> None:
+        self._queue.put((address, ordinal))
+
+    def _run(self) -> None:
+        while True:
+            address, ordinal = self._queue.get()
+            with contextlib.suppress(RegionError), _on_device(ordinal) as runtime:
+                runtime.cudaFree(address)
+
+
+_freer = _Freer()
+
+
+class CudaMemory:
+    """Device memory from cudaMalloc, in multiples of 2 MiB.
+
+    Attributes:
+        device: CUDA ordinal.
+        size: Bytes.
+        address: Device pointer.
+    """
+
+    __slots__ = ("address", "device", "share_message", "size")
+
+    def __init__(self, size: int, ordinal: int) -> None:
+        self.address = 0
+        self.device = ordinal
+        self.size = -(-size // GRANULE) * GRANULE
+        _freer.start()
+        with _on_device(ordinal) as runtime:
+            self.address = int(_checked(f"cudaMalloc of {self.size:,} bytes", runtime.cudaMalloc(self.size)))
+        self.share_message = _share(self.address, self.size, ordinal)
+
+    def __del__(self) -> None:
+        if self.address:
+            _freer.free(self.address, self.device)
+
+
+class ForeignMemory:
+    """The whole allocation behind a CUDA tensor that the user made; the tensor keeps it alive.
+
+    Attributes:
+        device: CUDA ordinal.
+        size: Bytes of the allocation.
+        address: Its first byte.
+    """
+
+    __slots__ = ("address", "device", "share_message", "size", "tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        """Finds the allocation and exports it.
+
+        Raises:
+            RegionError: It has no handle; the message says why and what to do.
+        """
+        self.tensor = tensor
+        self.device = int(tensor.device.index)
+        self.address, self.size = _allocation_of(tensor.data_ptr(), self.device)
+        try:
+            self.share_message = _share(self.address, self.size, self.device)
+        except RegionError as error:
+            raise RegionError(
+                f"the tensor's memory has no CUDA IPC handle ({error}): it comes from an expandable segment "
+                "(PYTORCH_CUDA_ALLOC_CONF), a VMM or stream-ordered pool, or another process; allocate it with "
+                "client.empty"
+            ) from None
+
+
+def _allocation_of(address: int, ordinal: int) -> tuple[int, int]:
+    from cuda.bindings import driver
+
+    with _on_device(ordinal):
+        base, size = _checked("cuMemGetAddressRange", driver.cuMemGetAddressRange(address))
+    return int(base), int(size)
+
+
+def _share(address: int, size: int, ordinal: int) -> selection_pb2.CudaIpcMemory:
+    handle = _ipc_handle(address, ordinal)
+    return selection_pb2.CudaIpcMemory(handle=handle, offset=0, size=size, device_uuid=device_uuid(ordinal))

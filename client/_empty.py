@@ -1,0 +1,72 @@
+"""New arrays and tensors in session memory."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any
+
+from topkd import _arrays
+from topkd._arena import SMALL, NeedMemory, Slot, tensor_over
+from topkd._arrays import HOST
+from topkd.errors import ArgumentTypeError, ArgumentValueError, ResourceExhaustedError
+
+if TYPE_CHECKING:
+    from topkd._arrays import Dtype
+    from topkd._core import Core
+    from topkd._session import Session
+
+__all__ = ["check_shape", "empty", "ordinary"]
+
+
+def check_shape(shape: Any) -> tuple[int, ...]:
+    """Returns a shape as a tuple; an integer is a vector's."""
+    try:
+        sizes = (operator.index(shape),) if hasattr(shape, "__index__") else tuple(map(operator.index, shape))
+    except TypeError:
+        raise ArgumentTypeError(f"shape must be an int or ints, not {shape!r}", argument="shape") from None
+    if any(size < 0 for size in sizes):
+        raise ArgumentValueError(f"shape is {sizes}; no size may be negative", argument="shape")
+    return sizes
+
+
+def empty(core: Core, shape: tuple[int, ...], dtype: Dtype, session: Session) -> Any:
+    """Returns a new array or tensor that the session shares. Blocks.
+
+    Small ones are cut from the arena, large ones are regions of their own.
+    """
+    device = core.memory_device(session)
+    if device != HOST and dtype.library == "numpy":
+        raise ArgumentTypeError(
+            f"the server's device is {session.info.device.uuid}, and numpy has no device memory: use a torch dtype",
+            argument="dtype",
+        )
+    if device == HOST and dtype.library == "torch":
+        import torch  # noqa: F401 - its dtype was given: it is loaded
+    library = dtype.library or "numpy"
+    nbytes = math.prod(shape) * _arrays.itemsize(dtype.code)
+    return tensor_over(_slot(core, session, nbytes), dtype.code, shape, library)
+
+
+def _slot(core: Core, session: Session, nbytes: int) -> Slot:
+    if nbytes > SMALL:
+        record = core.new_record(session, nbytes)
+        retire = core.reaper.retire
+        return Slot(record, 0, nbytes, lambda slot: retire(slot.record))
+    while True:
+        try:
+            return core.arena.take(nbytes)
+        except NeedMemory as need:
+            if not core.grow(session, need.size):
+                raise ResourceExhaustedError("no more session memory can be shared: see info().limits") from None
+
+
+def ordinary(shape: tuple[int, ...], dtype: Dtype) -> Any:
+    """Returns an ordinary array or tensor, for computing locally."""
+    if dtype.library == "torch":
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, _arrays.dtype_name(dtype.code)))
+    import numpy as np
+
+    return np.empty(shape, _arrays.numpy_dtype(dtype.code))

@@ -1,0 +1,77 @@
+"""A client's options, checked, and the two small helpers of time that everything uses."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from topkd._paths import find_socket_dir
+from topkd.errors import ArgumentTypeError, ArgumentValueError
+
+if TYPE_CHECKING:
+    from topkd._types import TlsOptions
+
+__all__ = ["Deadline", "Options", "backoff", "check_options", "target_directory"]
+
+
+class Deadline:
+    """A point in time until which a call may last."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, timeout: float) -> None:
+        self.at = time.monotonic() + timeout
+
+    def remaining(self) -> float:
+        """Returns the seconds left, at least 0."""
+        return max(self.at - time.monotonic(), 0.0)
+
+
+def backoff(attempt: int, first: float = 0.02, most: float = 1.0) -> float:
+    """Returns the seconds to wait after the n-th failed attempt: doubling, jittered, bounded."""
+    return float(min(first * 2.0**attempt, most) * random.uniform(0.5, 1.0))
+
+
+@dataclass(slots=True, frozen=True)
+class Options:
+    """The options of a client, checked."""
+
+    target: str | os.PathLike[str] | None
+    device_uuid: str
+    name: str
+    timeout: float
+    attach_timeout: float
+    local: bool
+    token: str | None = field(repr=False)
+    tls: TlsOptions | None = field(repr=False)
+
+
+def target_directory(target: str | os.PathLike[str] | None) -> Path | None:
+    """Returns the socket directory that a target names, None if it is a host and port."""
+    if target is None:
+        return find_socket_dir()
+    text = os.fspath(target)
+    if text.startswith("unix:"):
+        return Path(text.removeprefix("unix:"))
+    if "/" not in text and text.rpartition(":")[2].isdecimal():
+        return None
+    return Path(text)
+
+
+def check_options(target: object, timeout: object, attach_timeout: object, on_unavailable: object) -> None:
+    """Raises for options of a client that cannot be."""
+    if target is not None and not isinstance(target, (str, os.PathLike)):
+        raise ArgumentTypeError(f"target must be a path or str, not {type(target).__name__}", argument="target")
+    for name, value in (("timeout", timeout), ("attach_timeout", attach_timeout)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ArgumentTypeError(f"{name} must be seconds, not {value!r}", argument=name)
+        if not value > 0:
+            raise ArgumentValueError(f"{name} is {value}; it must be above 0 seconds", argument=name)
+    if on_unavailable not in ("raise", "local"):
+        raise ArgumentValueError(
+            f"on_unavailable is {on_unavailable!r}; allowed are 'raise', 'local'", argument="on_unavailable"
+        )

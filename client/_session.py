@@ -1,0 +1,289 @@
+"""One session: its lease, its channel, its methods, and the region ids that hold in it.
+
+`open_local` attaches by the side socket, `open_remote` by the Attach stream over TCP. Either watches its lease on a
+thread and marks the session lost at its end, which cancels the calls in flight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from topkd import _codec, _status
+from topkd._arrays import HOST
+from topkd._paths import ATTACH_SOCKET, GRPC_SOCKET
+from topkd._regions import RegionIndex
+from topkd._side import SideConnection
+from topkd._types import Backend
+from topkd.errors import ProtocolError, RegionError, SessionLostError, TopkdError, UnavailableError
+from topkd.v1 import control_pb2, control_pb2_grpc, selection_pb2, selection_pb2_grpc, side_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from topkd._regions import Record
+    from topkd._types import TlsOptions
+
+__all__ = ["Session", "open_local", "open_remote", "open_tcp_channel"]
+
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.use_local_subchannel_pool", 1),  # a session's connection is its own
+    ("grpc.max_send_message_length", -1),  # the server's limit is checked before sending
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+_TCP_OPTIONS: Final = (
+    *_CHANNEL_OPTIONS,
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+
+class Session:
+    """An attached session.
+
+    Attributes:
+        info: The server's information as of the attach.
+        metadata: What every call carries.
+        index: Where registered memory lies. Replaced whole under the core's lock.
+        lost: Whether the lease has ended.
+        memory_device: Device of memory that the session can share: `HOST`, a CUDA ordinal, or None.
+        no_memory_because: Why `memory_device` is None.
+        quarantine: What calls of unknown fate may still write to, until a later call has been answered.
+        unreleased: Memory whose release the server has not acknowledged.
+    """
+
+    def __init__(self, attached: control_pb2.Session, data: grpc.Channel, control: Callable[[], grpc.Channel]) -> None:
+        self.info = _codec.read_info(attached.info)
+        self.metadata = (("topkd-token", attached.token),)
+        self.index = RegionIndex({})
+        self.lost = False
+        self.closed = False
+        self.no_memory_because = ""
+        self.memory_device: int | None = self._find_memory_device()
+        self.quarantine: list[Any] = []
+        self.unreleased: list[Any] = []
+        self._because = ""
+        self._data = data
+        self._make_control = control
+        self._control: grpc.Channel | None = None
+        stub = selection_pb2_grpc.SelectionServiceStub(data)
+        self.select_topk, self.merge_topk = stub.SelectTopK, stub.MergeTopK
+        self.create_plan, self.release_plan = stub.CreatePlan, stub.ReleasePlan
+        self._register_region, self._release_region = stub.RegisterRegion, stub.ReleaseRegion
+
+    def _find_memory_device(self) -> int | None:
+        if self.info.device.backend is Backend.CPU:
+            return HOST
+        from topkd import _cuda
+
+        try:
+            return _cuda.ordinal_of(self.info.device.uuid)
+        except RegionError as error:
+            self.no_memory_because = str(error)
+            return None
+
+    @property
+    def server_info(self) -> Any:
+        """The method GetServerInfo of the front."""
+        if self._control is None:
+            self._control = self._make_control()
+        return control_pb2_grpc.ControlServiceStub(self._control).GetServerInfo
+
+    def register(self, record: Record, timeout: float) -> int:
+        """Shares a record and returns its region id."""
+        message = selection_pb2.RegisterRegionRequest(cuda_ipc=getattr(record.memory, "share_message", None))
+        return int(self.call(self._register_region, message, timeout).region_id)
+
+    def release(self, region_id: int, timeout: float) -> None:
+        """Returns when nothing of the session can touch the region any more."""
+        self.call(self._release_region, selection_pb2.ReleaseRegionRequest(region_id=region_id), timeout)
+
+    def call(self, method: Any, message: Any, timeout: float) -> Any:
+        """Calls a method and waits for it; for everything but selections."""
+        try:
+            return method(message, timeout=timeout, metadata=self.metadata)
+        except (grpc.RpcError, ValueError) as error:
+            raise self.error_of(error) from None
+
+    def error_of(self, error: Exception) -> TopkdError:
+        """Returns the exception for a failed RPC; notes the session's loss if it tells of one."""
+        if isinstance(error, ValueError):  # "Cannot invoke RPC on closed channel!"
+            return SessionLostError(f"session lost: {self._because or 'its channel is closed'}", code="UNAVAILABLE")
+        failure = _status.from_rpc(error)
+        if failure.code == "CANCELLED" and self.lost:
+            return SessionLostError(f"session lost: {self._because}", code="UNAVAILABLE")
+        result = _status.to_error(failure)
+        if isinstance(result, SessionLostError):
+            self.lose(failure.message)
+            return SessionLostError(f"session lost: {failure.message}", reason=failure.reason, code=failure.code)
+        return result
+
+    def lose(self, because: str) -> None:
+        """Marks the session lost and cancels its calls. Idempotent."""
+        if not self.lost:
+            self._because = because
+            self.lost = True
+            self.close()
+
+    def close(self) -> None:
+        """Ends the lease and closes the channels; calls in flight are cancelled. Idempotent."""
+        self.closed = self.lost = True
+        self._end_lease()
+        self._data.close()
+        if self._control is not None:
+            self._control.close()
+
+    def _end_lease(self) -> None:
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """In a forked child: closes what would keep the parent's lease alive, without ending it."""
+
+
+class LocalSession(Session):
+    """A session of this host: the side socket is its lease, the worker's socket its data plane."""
+
+    def __init__(self, side: SideConnection, attached: control_pb2.Session, words: int, directory: Path) -> None:
+        address = attached.data_address.removeprefix("unix:")
+        path = directory / (Path(address).name if address else GRPC_SOCKET)
+        data = grpc.insecure_channel(f"unix:{path.absolute()}", options=_CHANNEL_OPTIONS)
+        front = f"unix:{(directory / GRPC_SOCKET).absolute()}"
+        super().__init__(attached, data, lambda: grpc.insecure_channel(front, options=_CHANNEL_OPTIONS))
+        self._side = side
+        self._data_path = path.absolute()
+        self.words = words
+        threading.Thread(target=self._watch, name="topkd-lease", daemon=True).start()
+
+    def _watch(self) -> None:
+        self._side.wait_for_end()
+        self.lose("the server ended the session's connection")
+        self._side.close()
+        os.close(self.words)
+
+    def register(self, record: Record, timeout: float) -> int:
+        fd = getattr(record.memory, "fd", None)
+        if fd is None:
+            return super().register(record, timeout)
+        message = side_pb2.SideRequest(register_memfd=side_pb2.RegisterMemfd(size=record.memory.size))
+        try:
+            reply, _ = self._side.request(message, [fd], timeout)
+        except SessionLostError as error:
+            self.lose(str(error))
+            raise
+        return reply.registered_memfd.region_id
+
+    def _end_lease(self) -> None:
+        self._side.hang_up()
+
+    def abandon(self) -> None:
+        self._side.close()
+
+
+def open_local(directory: Path, request: control_pb2.AttachRequest, timeout: float) -> Session:
+    """Attaches by the side socket of a directory.
+
+    Raises:
+        UnavailableError: No server is there, or it takes nobody now.
+        TopkdError: It refused.
+    """
+    side = SideConnection(directory / ATTACH_SOCKET, timeout)
+    fds: list[int] = []
+    try:
+        reply, fds = side.request(side_pb2.SideRequest(attach=request), timeout=timeout)
+        if reply.WhichOneof("reply") != "session" or len(fds) != 1:
+            raise ProtocolError("the server's answer to an attach is no session with one descriptor")
+        return LocalSession(side, reply.session, fds[0], directory)
+    except SessionLostError as error:
+        side.close()
+        raise UnavailableError(f"the server at {directory} gave no session: {error}") from None
+    except BaseException:
+        side.close()
+        for fd in fds:
+            os.close(fd)
+        raise
+
+
+class RemoteSession(Session):
+    """A session over TCP: the Attach stream is its lease. It shares no memory."""
+
+    def __init__(self, channel: grpc.Channel, stream: Any, attached: control_pb2.Session) -> None:
+        super().__init__(attached, channel, lambda: channel)
+        self._stream = stream
+
+    def _find_memory_device(self) -> int | None:
+        self.no_memory_because = "a session over TCP shares no memory with the server"
+        return None
+
+    def _end_lease(self) -> None:
+        self._stream.cancel()
+
+
+def open_tcp_channel(target: str, tls: TlsOptions | None) -> grpc.Channel:
+    """Returns a channel to host:port, encrypted if `tls` is given."""
+    if tls is None:
+        return grpc.insecure_channel(target, options=_TCP_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+    names: Sequence[tuple[str, Any]] = (("grpc.ssl_target_name_override", tls.server_name),) if tls.server_name else ()
+    return grpc.secure_channel(target, credentials, options=(*_TCP_OPTIONS, *names))
+
+
+def open_remote(
+    channel: grpc.Channel, request: control_pb2.AttachRequest, token: str | None, timeout: float
+) -> Session:
+    """Attaches by a stream on a channel, which becomes the session's.
+
+    Raises:
+        UnavailableError: No server is there, or it takes nobody now.
+        TopkdError: It refused.
+    """
+    metadata = (("topkd-attach-token", token),) if token else ()
+    stream = control_pb2_grpc.ControlServiceStub(channel).Attach(request, metadata=metadata)
+    first: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    opened: list[Session] = []
+
+    def watch() -> None:
+        because = "the server ended the session"
+        try:
+            for event in stream:
+                first.put(event)
+        except grpc.RpcError as error:
+            first.put(error)
+            because = str(_status.from_rpc(error).message) or because
+        first.put(UnavailableError(because))
+        for session in opened:
+            session.lose(because)
+
+    threading.Thread(target=watch, name="topkd-lease", daemon=True).start()
+    try:
+        session = RemoteSession(channel, stream, _first_event(first, timeout))
+    except BaseException:
+        stream.cancel()
+        channel.close()
+        raise
+    opened.append(session)
+    if not stream.is_active():
+        session.lose("the server ended the session")
+    return session
+
+
+def _first_event(first: queue.SimpleQueue[Any], timeout: float) -> control_pb2.Session:
+    event: Any = UnavailableError(f"the server gave no session within {timeout:g} s")
+    with contextlib.suppress(queue.Empty):
+        event = first.get(timeout=timeout)
+    if isinstance(event, grpc.RpcError):
+        error = _status.to_error(_status.from_rpc(event))
+        raise UnavailableError(str(error)) if isinstance(error, SessionLostError) else error
+    if isinstance(event, TopkdError):
+        raise event
+    if event.WhichOneof("event") != "session":
+        raise UnavailableError("the server drains")
+    session: control_pb2.Session = event.session
+    return session

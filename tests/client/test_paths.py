@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from topkd import _paths
+from topkd._options import target_directory
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("TOPKD_SOCKET_DIR", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(_paths, "_SYSTEM_DIR", tmp_path / "run")
+
+
+def test_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("TOPKD_SOCKET_DIR", "/somewhere")
+    assert _paths.default_socket_dir() == _paths.find_socket_dir() == Path("/somewhere")
+
+
+def test_then_the_system_directory_if_there_is_one(tmp_path: Path) -> None:
+    assert _paths.default_socket_dir() == Path(f"/tmp/topkd-{os.getuid()}")
+    (tmp_path / "run").mkdir()
+    assert _paths.default_socket_dir() == tmp_path / "run"
+
+
+def test_then_the_users_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert _paths.default_socket_dir() == Path("/run/user/7/topkd")
+
+
+def test_a_client_goes_where_a_socket_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "topkd").mkdir()
+    assert _paths.find_socket_dir() == tmp_path / "run"
+    (tmp_path / "topkd" / _paths.ATTACH_SOCKET).touch()
+    assert _paths.find_socket_dir() == tmp_path / "topkd"
+
+
+@pytest.mark.parametrize(
+    ("target", "directory"),
+    [
+        ("/run/topkd", "/run/topkd"),
+        ("unix:/run/topkd", "/run/topkd"),
+        (Path("sockets"), "sockets"),
+        ("./here:1", "./here:1"),
+        ("host:9470", None),
+        ("[::1]:9470", None),
+        ("10.0.0.1:9470", None),
+    ],
+)
+def test_targets(target: str | Path, directory: str | None) -> None:
+    assert target_directory(target) == (Path(directory) if directory else None)
