@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import record
+
+JUNIT = """<?xml version="1.0"?>
+<testsuites><testsuite name="pytest">
+<testcase classname="tests.kernels.test_select" name="a" file="tests/kernels/test_select.py"/>
+<testcase classname="tests.kernels.test_select" name="b" file="tests/kernels/test_select.py"><failure/></testcase>
+<testcase classname="tests.kernels.test_other" name="c" file="tests/kernels/test_other.py"><skipped/></testcase>
+</testsuite></testsuites>
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in {
+        "kernels/a.py": "A = 1\n",
+        "kernels/__pycache__/a.pyc": "",
+        "tests/oracle.py": "",
+        "tests/conftest.py": "",
+        "tests/kernels/test_marked.py": "@pytest.mark.gpu\n",
+        "tests/kernels/test_plain.py": "",
+        "tests/kernels/test_ran.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "tests/gpu").mkdir()
+    return tmp_path
+
+
+def write_record(tree: Path, **changes: object) -> None:
+    whole = {
+        "date": "2026-01-01T00:00:00+00:00",
+        "device": {"name": "GPU", "driver": "1"},
+        "counts": {"passed": 2, "failed": 0, "skipped": 0},
+        "complete": True,
+        "sha256": record.hashes(tree, {"tests/kernels/test_ran.py"}),
+    }
+    (tree / record.RECORD).write_text(json.dumps(whole | changes))
+
+
+def test_hashes_cover_kernels_support_and_the_gpu_tests(tree: Path) -> None:
+    assert list(record.hashes(tree, {"tests/kernels/test_ran.py"})) == [
+        "kernels/a.py",
+        "tests/conftest.py",
+        "tests/kernels/test_marked.py",
+        "tests/kernels/test_ran.py",
+        "tests/oracle.py",
+    ]
+
+
+def test_a_record_of_the_tree_as_it_stands_is_good(tree: Path) -> None:
+    write_record(tree)
+    good, lines = record.check(tree)
+    assert good
+    assert lines[-1] == "It is of the code as it stands."
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "said"),
+    [
+        ("kernels/a.py", "A = 2\n", "changed: kernels/a.py"),
+        ("kernels/b.py", "", "new: kernels/b.py"),
+        ("kernels/a.py", None, "removed: kernels/a.py"),
+        ("tests/kernels/test_ran.py", "B = 1\n", "changed: tests/kernels/test_ran.py"),
+        ("tests/kernels/test_new.py", "@pytest.mark.gpu\n", "new: tests/kernels/test_new.py"),
+    ],
+)
+def test_a_file_that_differs_is_named(tree: Path, path: str, text: str | None, said: str) -> None:
+    write_record(tree)
+    if text is None:
+        (tree / path).unlink()
+    else:
+        (tree / path).write_text(text)
+    good, lines = record.check(tree)
+    assert not good
+    assert f"  {said}" in lines
+
+
+def test_a_file_that_no_gpu_test_reads_may_change(tree: Path) -> None:
+    write_record(tree)
+    (tree / "tests/kernels/test_plain.py").write_text("B = 1\n")
+    assert record.check(tree)[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"counts": {"passed": 2, "failed": 1, "skipped": 0}},
+        {"counts": {"passed": 0, "failed": 0, "skipped": 2}},
+        {"complete": False},
+    ],
+)
+def test_a_record_of_no_success_is_not_good(tree: Path, changes: dict[str, object]) -> None:
+    write_record(tree, **changes)
+    assert not record.check(tree)[0]
+
+
+def test_no_record_is_not_good(tree: Path) -> None:
+    good, lines = record.check(tree)
+    assert not good
+    assert "make gpu-test" in lines[0]
+
+
+def test_counts_and_files_of_a_junit_file(tmp_path: Path) -> None:
+    junit = tmp_path / "junit.xml"
+    junit.write_text(JUNIT)
+    assert record.read_junit(junit) == (
+        {"passed": 1, "failed": 1, "skipped": 1},
+        {"tests/kernels/test_select.py"},
+    )

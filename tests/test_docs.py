@@ -1,0 +1,53 @@
+"""What the documentation says is so."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.conftest import Server
+from topkd._doctor import examine
+from topkd._doctor_rules import Facts
+from topkd.cli import build_parser
+from topkd.server.config import ServerLimits
+from topkd.server.metrics import ServerMetrics
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
+EXAMPLE = re.compile(r"```python\n(?P<code>.*?)```\n\n```text\n(?P<printed>.*?)```", re.DOTALL)
+
+
+def test_the_readme_prints_what_it_says(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPKD_SOCKET_DIR", str(server.socket_dir))
+    examples = list(EXAMPLE.finditer(README))
+    assert examples
+    for example in examples:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(example["code"], "README.md", "exec"), {})
+        assert printed.getvalue() == example["printed"]
+
+
+def test_every_metric_is_listed() -> None:
+    registry = CollectorRegistry()
+    ServerMetrics(registry)
+    names = [family.name + ("_total" if family.type == "counter" else "") for family in registry.collect()]
+    assert [name for name in names if f"`{name}`" not in OPERATIONS] == []
+
+
+def test_every_rule_of_the_doctor_is_listed() -> None:
+    assert [finding.rule for finding in examine(Facts()) if f"| `{finding.rule}` |" not in OPERATIONS] == []
+
+
+def test_every_option_and_limit_of_serve_is_listed() -> None:
+    help_text = build_parser()._subparsers._group_actions[0].choices["serve"].format_help()  # type: ignore[union-attr,call-overload,index]
+    options = set(re.findall(r"--[a-z-]+", help_text)) - {"--help", "--json"}
+    limits = {name.removeprefix("max_") for name in ServerLimits.__dataclass_fields__}
+    assert [name for name in options if f"`{name}" not in OPERATIONS] == []
+    assert [name for name in limits if f"`{name}`" not in OPERATIONS] == []
