@@ -1,13 +1,14 @@
 """What all tests share: hypothesis profiles, and real servers started as processes of their own.
 
 Profiles, by `--hypothesis-profile=NAME` or the environment variable HYPOTHESIS_PROFILE:
-`default` draws few examples, the same ones each time; `thorough` draws many, new ones each time. A failing example
-prints with the blob that reproduces it.
+`default` draws few examples, the same ones each time; `thorough` draws many, new ones each time, from the seed in the
+head of the output (`--hypothesis-seed=N` repeats it). A failing example prints with the blob that reproduces it.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ settings.register_profile(
     suppress_health_check=_SLOW_DATA,
 )
 settings.register_profile(
-    "thorough", max_examples=30000, deadline=None, print_blob=True, suppress_health_check=_SLOW_DATA
+    "thorough", max_examples=20000, derandomize=False, deadline=None, print_blob=True, suppress_health_check=_SLOW_DATA
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -39,11 +40,18 @@ START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed here where none is given, so that it can be printed."""
+    if getattr(config.option, "hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(secrets.randbits(32))
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """Say how the random cases of this run can be had again."""
-    seed = config.getoption("--hypothesis-seed", default=None)
-    drawn = "the same examples each run" if settings().derandomize and seed is None else f"--hypothesis-seed={seed}"
-    return f"random cases: {settings().max_examples} examples a test, {drawn}"
+    chosen = settings()
+    drawn = "the same each run" if chosen.derandomize else f"--hypothesis-seed={config.option.hypothesis_seed}"
+    return f"random cases: {chosen.max_examples} examples a test, {drawn}"
 
 
 @dataclass(frozen=True)

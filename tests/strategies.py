@@ -1,8 +1,8 @@
 """Hypothesis strategies for requests: legal combinations of every option, scores by bit pattern.
 
 Small rows are drawn pattern by pattern, so that a failure shrinks; larger ones are filled from a drawn seed by the
-classes of `tests.patterns`. A failing case prints in full, with the blob that reproduces it; `--hypothesis-seed=N`
-repeats a whole run.
+classes of `tests.patterns`. A failing case prints in full, with the blob that reproduces it; `tests/conftest.py` says
+how a whole run is repeated.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ def memory(*shape: int, dtype: torch.dtype = torch.int32, strides: tuple[int, ..
     dense = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
     def make(backend: Backend) -> torch.Tensor:
-        flat = backend.api.empty(4096, dtype)
+        # A dtype that scores cannot have may have no place in shared memory.
+        flat = torch.empty(4096, dtype=dtype) if dtype == torch.float64 else backend.api.empty(4096, dtype)
         flat.zero_()
         return strided(flat, shape, strides or dense)
 
@@ -125,7 +126,13 @@ def descriptions(value: Any) -> list[str]:
     """Texts of which a message about a bad value holds one."""
     if isinstance(value, torch.Tensor):
         shape = tuple(value.shape)
-        return [str(shape), str(list(shape)), str(value.dtype), str(value.stride()), str(value.device)]
+        return [
+            str(shape),
+            str(list(shape)),
+            str(value.dtype).removeprefix("torch."),
+            str(value.stride()),
+            str(value.device),
+        ]
     return [str(value), type(value).__name__]
 
 

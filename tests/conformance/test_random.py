@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 
 from tests.case import Case, MergeCase
 from tests.conformance.backends import Backend
 from tests.strategies import cases, merge_cases
+
+pytestmark = pytest.mark.timeout(3600)  # the thorough profile takes minutes
 
 
 @given(case=cases())
