@@ -7,12 +7,12 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 from topkd._core import Core
-from topkd._options import Options, check_options, target_directory
-from topkd._types import TlsOptions
-from topkd.errors import ArgumentTypeError, ArgumentValueError
+from topkd._options import Options, check_options, check_security, target_directory
+from topkd.errors import ArgumentValueError
 
 if TYPE_CHECKING:
     from topkd._plan import PlanState
+    from topkd._types import TlsOptions
 
 __all__ = ["ClientBase", "PlanBase"]
 
@@ -53,20 +53,10 @@ class ClientBase:
             ArgumentValueError: An option that cannot be.
         """
         check_options(target, timeout, attach_timeout, on_unavailable)
-        if tls is not None and not isinstance(tls, (TlsOptions, bool)):
-            raise ArgumentTypeError(f"tls must be TlsOptions or a bool, not {type(tls).__name__}", argument="tls")
-        options = Options(
-            target=target,
-            device_uuid=_device_uuid(device),
-            name=name or f"pid {os.getpid()}",
-            timeout=float(timeout),
-            attach_timeout=float(attach_timeout),
-            local=on_unavailable == "local",
-            token=token,
-            tls=TlsOptions() if tls is True else (tls or None),
-        )
-        if (token is not None or options.tls is not None) and target_directory(target) is not None:
-            raise ArgumentValueError(f"token and tls are for TCP; the target is {target!r}", argument="target")
+        security = check_security(target, token, tls)
+        seconds = float(timeout), float(attach_timeout)
+        name = name or f"pid {os.getpid()}"
+        options = Options(target, _device_uuid(device), name, *seconds, on_unavailable == "local", token, security)
         self._core = Core(options)
         self._finalizer = weakref.finalize(self, self._core.close)
 

@@ -7,15 +7,12 @@ import random
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from topkd._paths import find_socket_dir
+from topkd._types import TlsOptions
 from topkd.errors import ArgumentTypeError, ArgumentValueError
 
-if TYPE_CHECKING:
-    from topkd._types import TlsOptions
-
-__all__ = ["Deadline", "Options", "backoff", "check_options", "target_directory"]
+__all__ = ["Deadline", "Options", "backoff", "check_options", "check_security", "target_directory"]
 
 
 class Deadline:
@@ -75,3 +72,12 @@ def check_options(target: object, timeout: object, attach_timeout: object, on_un
         raise ArgumentValueError(
             f"on_unavailable is {on_unavailable!r}; allowed are 'raise', 'local'", argument="on_unavailable"
         )
+
+
+def check_security(target: str | os.PathLike[str] | None, token: str | None, tls: object) -> TlsOptions | None:
+    """Returns the TLS options to use; raises for what makes no sense with the target."""
+    if tls is not None and not isinstance(tls, (TlsOptions, bool)):
+        raise ArgumentTypeError(f"tls must be TlsOptions or a bool, not {type(tls).__name__}", argument="tls")
+    if (token is not None or tls) and target_directory(target) is not None:
+        raise ArgumentValueError(f"token and tls are for TCP; the target is {target!r}", argument="target")
+    return TlsOptions() if tls is True else (tls or None)
