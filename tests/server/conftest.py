@@ -40,6 +40,7 @@ def front() -> Iterator[ServerProcess]:
         max_queue=4,
         spares=3,
         log_level="debug",
+        attach_timeout_s=90,
     )
     try:
         yield server.wait_serving()

@@ -116,7 +116,7 @@ class Session:
 
     def __init__(self, server: ServerProcess, **attach: Any) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.sock.settimeout(60)
+        self.sock.settimeout(100)
         self.sock.connect(server.attach_path)
         reply, fds = self.ask(side_pb2.SideRequest(attach=control_pb2.AttachRequest(client_name="test", **attach)))
         if reply.WhichOneof("reply") == "error":
