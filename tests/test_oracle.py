@@ -339,7 +339,7 @@ def test_corrupted_merges_are_rejected(order: str, ties: str) -> None:
 def test_merge_padding_is_checked() -> None:
     request_ = merge([5], [30], 2)
     check_merge(request_, np.array([[30, -1]]), f32([5, -INF]))
-    for indices, values in (([30, -1], [5, INF]), ([30, 30], [5, 5]), ([-1, 30], [-INF, 5]), ([30, 0], [5, -INF])):
+    for indices, values in (([30, -1], [5, INF]), ([30, 30], [5.0, 5.0]), ([-1, 30], [-INF, 5]), ([30, 0], [5, -INF])):
         with pytest.raises(AssertionError, match="row 0, column"):
             check_merge(request_, np.array([indices]), f32(values))
 

@@ -8,7 +8,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,6 @@ class RawSession:
     session: control_pb2.Session
     channel: grpc.Channel
     words: int
-    held: list[int] = field(default_factory=list)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

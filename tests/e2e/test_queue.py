@@ -135,6 +135,20 @@ def test_waiting_requests_of_a_client_that_ends_are_not_run(own: Running, sessio
     scrape.wait_for(own.metrics_port, {"topkd_queued_requests": 0, "topkd_sessions": 1})
 
 
+def test_a_region_that_is_released_during_a_call(session: RawSession) -> None:
+    busy = Busy(session, 1.5)
+    request = selection_pb2.ReleaseRegionRequest(region_id=busy.region)
+    release = session.stub.ReleaseRegion.future(request, metadata=session.metadata, timeout=60)
+    time.sleep(0.2)
+    assert not busy.long.done(), "the long call was to be running still: make it longer"
+    assert not release.done(), "the release was acknowledged while the memory was in use"
+    assert outcome(busy.long) is None
+    assert outcome(release) is None
+    selection = selection_pb2.Selection(input=raw.placed(busy.region, 0, (1, 8)), k=1)
+    got = raw.refused(session.stub.SelectTopK, raw.batch(selection), metadata=session.metadata)
+    assert (got.code, got.reason) == ("NOT_FOUND", "REGION_NOT_FOUND")
+
+
 def test_the_client_waits_for_a_place_in_the_queue(own: Running, session: RawSession) -> None:
     """Twelve threads share four places; none of their calls fails."""
     own.settle()
@@ -146,6 +160,19 @@ def test_the_client_waits_for_a_place_in_the_queue(own: Running, session: RawSes
             call.wait(60)
             assert call.error is None, repr(call)
             assert np.array_equal(call.result.indices, best(scores, 100))
+
+
+def test_a_deadline_during_a_call(own: Running, session: RawSession) -> None:
+    own.settle()
+    with topkd.Client(own.socket_dir) as client:
+        scores, k = engine.long_call(client, 2.0)
+        started = time.monotonic()
+        with pytest.raises(topkd.DeadlineExceededError) as raised:
+            client.select_topk(scores, k, timeout=0.3)
+        assert time.monotonic() - started < 1.3
+        assert isinstance(raised.value, TimeoutError)
+        kept = answers.rows(1, 2, 300)
+        assert np.array_equal(client.select_topk(kept, 20, **UNIQUE).indices, best(kept, 20))
 
 
 def test_the_number_of_sessions_is_bounded(own: Running, session: RawSession) -> None:
