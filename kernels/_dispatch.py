@@ -14,8 +14,9 @@ from ._overlap import check_batch_overlap
 from ._request import SelectRequest, TopKResult
 from ._torch_family import TorchFamily
 from ._validate import check_select
+from .radix_wide import RadixWideFamily
 
-_FAMILIES: tuple[Family, ...] = (TorchFamily(),)
+_FAMILIES: tuple[Family, ...] = (RadixWideFamily(), TorchFamily())
 """All families, in the order in which "auto" asks them; the last serves everything."""
 
 

@@ -94,9 +94,15 @@ def test_an_idle_client_is_not_reaped(own: Running) -> None:
         assert scrape.total(own.metrics(), "topkd_attaches_total") == attaches
 
 
-def test_a_client_that_closes_leaves_nothing(own: Running) -> None:
+def at_rest(own: Running) -> dict[str, float]:
+    """Returns the gauges once every earlier session has ended and a spare is warm."""
     own.settle()
-    before = gauges(own)
+    scrape.wait_for(own.metrics_port, {"topkd_sessions": 0, "topkd_regions": 0, "topkd_plans": 0})
+    return gauges(own)
+
+
+def test_a_client_that_closes_leaves_nothing(own: Running) -> None:
+    before = at_rest(own)
     with topkd.Client(own.socket_dir) as client:
         kept = client.empty((64, 1024), "float32")
         kept[...] = 3
@@ -107,8 +113,7 @@ def test_a_client_that_closes_leaves_nothing(own: Running) -> None:
 
 
 def test_a_client_that_dies_while_it_attaches(own: Running) -> None:
-    own.settle()
-    before = gauges(own)
+    before = at_rest(own)
     for _ in range(3):
         with closing(raw.Side(own.socket_dir)) as side:
             side.send(raw.attach_request().SerializeToString())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import numpy as np
@@ -23,6 +24,10 @@ from topkd.v1 import selection_pb2, side_pb2
 pytestmark = pytest.mark.timeout(120)
 LIMITS = {"sessions": 2, "queue": 4, "regions": 8, "plans": 3, "batch": 16, "rows": 1 << 20, "region_bytes": 1 << 24}
 EXHAUSTED = "RESOURCE_EXHAUSTED"
+LONG = 4.0
+"""Seconds of a call beside which others wait."""
+
+STILL = "the long call was to be running still: make it longer"
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +66,15 @@ class Busy:
         request = raw.batch(selection_pb2.Selection(input=raw.inline(np.ones((1, 4), np.float32)), k=3000))
         return self.session.stub.SelectTopK.future(request, metadata=self.session.metadata, timeout=timeout)
 
-    def finish(self) -> None:
-        """Waits for the long call and gives its memory back."""
-        self.long.result(timeout=60)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Waits for the long call and gives the memory back, unless the test has done so."""
+        outcome(self.long)
         request = selection_pb2.ReleaseRegionRequest(region_id=self.region)
-        self.session.stub.ReleaseRegion(request, metadata=self.session.metadata, timeout=raw.TIMEOUT)
+        with contextlib.suppress(grpc.RpcError):
+            self.session.stub.ReleaseRegion(request, metadata=self.session.metadata, timeout=60)
 
 
 def outcome(call: Any) -> Refusal | None:
@@ -86,14 +95,11 @@ def ran(own: Running) -> float:
 
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_again(own: Running, session: RawSession) -> None:
     before = ran(own)
-    busy = Busy(session, 2.5)
-    started = time.monotonic()
-    calls = [busy.short() for _ in range(30)]
-    processes.wait_until(lambda: sum(call.done() for call in calls) >= 27, 2.0, "all but three are refused")
-    assert time.monotonic() - started < 1.5
-    assert not busy.long.done(), "the long call was to be running still: make it longer"
-    scrape.wait_for(own.metrics_port, {"topkd_queued_requests": 4}, 1.0)
-    busy.finish()
+    with Busy(session, LONG) as busy:
+        calls = [busy.short() for _ in range(30)]
+        processes.wait_until(lambda: sum(call.done() for call in calls) >= 27, 2.0, "all but three are refused")
+        scrape.wait_for(own.metrics_port, {"topkd_queued_requests": 4}, 2.0)
+        assert not busy.long.done(), STILL
     outcomes = [outcome(call) for call in calls]
     refusals = [one for one in outcomes if one is not None]
     assert len(refusals) == 27
@@ -107,14 +113,13 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_come_again(own: Running, 
 
 def test_expired_and_cancelled_requests_are_not_run(own: Running, session: RawSession) -> None:
     before = ran(own)
-    busy = Busy(session, 2.0)
-    expired, cancelled = busy.short(timeout=0.4), busy.short()
-    kept = busy.short()
-    processes.wait_until(expired.done, 1.5, "the deadline passes at the client")
-    cancelled.cancel()
-    assert not busy.long.done(), "the long call was to be running still: make it longer"
-    scrape.wait_for(own.metrics_port, {"topkd_queued_requests": 2}, 1.0)  # their places are free at once
-    busy.finish()
+    with Busy(session, LONG) as busy:
+        expired, cancelled = busy.short(timeout=0.4), busy.short()
+        kept = busy.short()
+        processes.wait_until(expired.done, 1.5, "the deadline passes at the client")
+        cancelled.cancel()
+        scrape.wait_for(own.metrics_port, {"topkd_queued_requests": 2}, 2.0)  # their places are free at once
+        assert not busy.long.done(), STILL
     outcomes = [outcome(call) for call in (expired, cancelled, kept)]
     assert [one.code if one else "OK" for one in outcomes] == ["DEADLINE_EXCEEDED", "CANCELLED", "OK"]
     scrape.wait_for(own.metrics_port, {"topkd_kernel_seconds_count": before + 1}, k="<=4096")
@@ -124,9 +129,10 @@ def test_waiting_requests_of_a_client_that_ends_are_not_run(own: Running, sessio
     own.settle()
     before = ran(own)
     with raw.attached(own.socket_dir) as leaving:
-        busy = Busy(leaving, 3.0)
+        busy = Busy(leaving, LONG)
         waiting = [busy.short() for _ in range(3)]
-        scrape.wait_for(own.metrics_port, {"topkd_queued_requests": 4}, 1.0)
+        scrape.wait_for(own.metrics_port, {"topkd_queued_requests": 4}, 2.0)
+        assert not busy.long.done(), STILL
         worker = processes.listener(leaving.worker_socket)
     processes.wait_until(lambda: not processes.alive(worker), 2.0, "the worker ends with its session")
     assert all(outcome(call) is not None for call in (busy.long, *waiting))
@@ -136,14 +142,14 @@ def test_waiting_requests_of_a_client_that_ends_are_not_run(own: Running, sessio
 
 
 def test_a_region_that_is_released_during_a_call(session: RawSession) -> None:
-    busy = Busy(session, 1.5)
-    request = selection_pb2.ReleaseRegionRequest(region_id=busy.region)
-    release = session.stub.ReleaseRegion.future(request, metadata=session.metadata, timeout=60)
-    time.sleep(0.2)
-    assert not busy.long.done(), "the long call was to be running still: make it longer"
-    assert not release.done(), "the release was acknowledged while the memory was in use"
-    assert outcome(busy.long) is None
-    assert outcome(release) is None
+    with Busy(session, 2.0) as busy:
+        request = selection_pb2.ReleaseRegionRequest(region_id=busy.region)
+        release = session.stub.ReleaseRegion.future(request, metadata=session.metadata, timeout=60)
+        time.sleep(0.3)
+        assert not release.done(), "the release was acknowledged while the memory was in use"
+        assert not busy.long.done(), STILL
+        assert outcome(busy.long) is None
+        assert outcome(release) is None
     selection = selection_pb2.Selection(input=raw.placed(busy.region, 0, (1, 8)), k=1)
     got = raw.refused(session.stub.SelectTopK, raw.batch(selection), metadata=session.metadata)
     assert (got.code, got.reason) == ("NOT_FOUND", "REGION_NOT_FOUND")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +104,22 @@ def test_given_outputs_are_filled(client: topkd.Client) -> None:
     scores, out = answers.rows(2, 3, 400), np.full((3, 20), -7, np.int32)
     assert client.select_topk(scores, 20, out_indices=out, **UNIQUE).indices is out
     assert np.array_equal(out, best(scores, 20))
+
+
+def test_a_client_of_numpy_arrays_needs_no_torch(plain: Plain) -> None:
+    """In a process of its own: this one has imported torch."""
+    program = (
+        "import sys, numpy, topkd\n"
+        "for target, token in ((sys.argv[1], None), (sys.argv[2], sys.argv[3])):\n"
+        "    with topkd.Client(target, token=token, attach_timeout=30) as client:\n"
+        "        scores, out = numpy.eye(3, 5, dtype=numpy.float32), numpy.zeros((3, 2), numpy.int32)\n"
+        "        result = client.select_topk(scores, 2, order='value', ties='lowest', out_indices=out)\n"
+        "        assert result.indices is out and out.tolist() == [[0, 1], [1, 0], [2, 0]], out\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    arguments = [str(plain.server.socket_dir), plain.target, TOKEN]
+    ended = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, timeout=90, check=False)
+    assert ended.returncode == 0, ended.stderr.decode()
 
 
 def test_there_is_no_memory_to_share(client: topkd.Client) -> None:

@@ -153,8 +153,8 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
     ("out_values", {"out_values": scores(ROWS, K)}, "values"),
     ("out_values", {"out_values": scores(ROWS, K + 1), "values": True}, r"\(4, 3\)"),
     ("out_values", {"out_values": scores(1, K).expand(ROWS, K), "values": True}, "overlap"),
-    ("kernel", {"kernel": "fastest"}, "'fastest'.*'auto', 'torch'"),
-    ("kernel", {"kernel": "cluster"}, "'cluster'.*'auto', 'torch'"),
+    ("kernel", {"kernel": "fastest"}, "'fastest'.*'auto'.*'torch'"),
+    ("kernel", {"kernel": "cluster"}, "'cluster'.*'auto'.*'torch'"),
     ("kernel", {"kernel": ""}, "'torch'"),
 ]
 

@@ -1,0 +1,93 @@
+"""The `radix_wide` family: one CTA of 1,024 threads a row, rows of any length, index-ordered output in one launch.
+
+Host side: what the family serves, its six variants (three dtypes, with and without groups to reduce), launching.
+The kernel and how it works are in `radix_wide_kernel`; figures are in docs/kernels/radix_wide.md.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ._cute_compile import arch_of, capability, compile_kernel, device_index, installed
+from ._cute_launch import launch_arguments
+from ._family import Job
+from ._request import SelectRequest
+
+LIST_CAPACITY = 8192
+"""Elements that shared memory holds: order "value" sorts there."""
+
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+_Variant = tuple[str, str, bool]
+"""Architecture, dtype, groups to reduce: all that changes the code."""
+
+
+class RadixWideFamily:
+    """Selections by one CTA a row; see the module. Owns the variants that were compiled."""
+
+    name = "radix_wide"
+    capturable = True
+
+    def __init__(self) -> None:
+        self._compiled: dict[_Variant, Callable[..., None]] = {}
+        self._lock = threading.Lock()
+
+    def unmet(self, request: SelectRequest) -> str | None:
+        """Return the first condition that keeps this family from serving `request`, or None."""
+        device = request.input.device
+        if device.type != "cuda":
+            return f"radix_wide needs a CUDA device, input is on {device}"
+        if not installed():
+            return "radix_wide needs the packages nvidia-cutlass-dsl and apache-tvm-ffi"
+        if capability(device_index(device)) < (8, 0):
+            return f"radix_wide needs compute capability 8.0, {device} has {capability(device_index(device))}"
+        if request.order == "value" and request.k > LIST_CAPACITY:
+            return f'radix_wide serves order="value" for k <= {LIST_CAPACITY}, k is {request.k}'
+        return None
+
+    def precompile(self, arch: str) -> None:
+        """Compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
+        for dtype in _DTYPES.values():
+            for grouped in (False, True):
+                self._function((arch, dtype, grouped))
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Launch each job on the current stream of its device; compiles what is still cold.
+
+        Allocates nothing, waits for nothing, and can be captured in a CUDA graph once the variant is compiled.
+
+        Raises:
+            RuntimeError: the variant is cold and the stream is being captured; the stream was not touched.
+        """
+        for job in jobs:
+            index = device_index(job.request.input.device)
+            if index == torch.cuda.current_device():
+                self._launch(job, index)
+            else:
+                with torch.cuda.device(index):
+                    self._launch(job, index)
+
+    def _launch(self, job: Job, index: int) -> None:
+        """Launch one job on the current device, which is number `index`."""
+        request = job.request
+        variant = (arch_of(capability(index)), _DTYPES[request.input.dtype], request.group > 1 and not request.pooled)
+        function = self._compiled.get(variant)
+        if function is None:
+            if torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    f"kernel family 'radix_wide' has not compiled its variant {variant} yet, which cannot be done "
+                    "while the stream is being captured: warm it by one call before the capture, or precompile it"
+                )
+            function = self._function(variant)
+        stream = torch._C._cuda_getCurrentRawStream(index)  # the handle alone; current_stream would build an object
+        function(*launch_arguments(job), stream)
+
+    def _function(self, variant: _Variant) -> Callable[..., None]:
+        """Return the launcher of a variant, compiling it if it is cold."""
+        with self._lock:
+            function = self._compiled.get(variant)
+            if function is None:
+                arch, dtype, grouped = variant
+                function = compile_kernel("radix_wide_kernel", "RadixWide", (dtype, grouped), arch)
+                self._compiled[variant] = function
+        return function

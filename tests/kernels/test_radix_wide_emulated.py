@@ -1,0 +1,157 @@
+"""The `radix_wide` kernel's own PTX, run by the interpreter in `ptx`, against the oracle; no GPU is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.case import Case
+from tests.conformance.backends import Backend
+from tests.conformance.directed import directed, ints, rows_of
+from tests.kernels import ptx
+from topkd.kernels import SelectRequest, TopKResult, validate_select
+from topkd.kernels._cute_compile import compile_kernel, installed
+from topkd.kernels._cute_launch import launch_arguments
+from topkd.kernels._family import Job
+from topkd.kernels.radix_wide import _DTYPES, LIST_CAPACITY
+
+pytestmark = [
+    pytest.mark.skipif(not installed(), reason="needs nvidia-cutlass-dsl"),
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("default"),
+]
+
+SHARED = 100 * 1024
+POINTERS = (0, 2, 4, 5, 7, 9, 10, 12, 13)
+"""Which launch arguments are addresses."""
+
+
+class Emulated:
+    """`select_topk` by the interpreted kernel, on CPU tensors."""
+
+    def __init__(self, folder: Path, arch: str = "sm_90a") -> None:
+        self.folder = folder
+        self.arch = arch
+        self.kernels: dict[tuple[str, bool], ptx.Kernel] = {}
+
+    def empty(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype)
+
+    def select_topk(self, input: torch.Tensor, k: int, **options: Any) -> TopKResult:
+        request = validate_select(input, k, **options)
+        job = _job(request)
+        if request.rows:
+            self._run(job)
+        return job.result
+
+    def merge_topk(self, values: torch.Tensor, indices: torch.Tensor, k: int, **options: Any) -> TopKResult:
+        raise NotImplementedError("this family selects only")
+
+    def _kernel(self, dtype: str, grouped: bool) -> ptx.Kernel:
+        if (dtype, grouped) not in self.kernels:
+            folder = self.folder / f"{dtype}-{grouped}"
+            folder.mkdir(parents=True)
+            options = f"--keep-ptx --dump-dir {folder}"
+            compile_kernel("radix_wide_kernel", "RadixWide", (dtype, grouped), self.arch, options)
+            (text,) = folder.glob("*.ptx")
+            self.kernels[dtype, grouped] = ptx.parse(text.read_text())
+        return self.kernels[dtype, grouped]
+
+    def _run(self, job: Job) -> None:
+        request = job.request
+        kernel = self._kernel(_DTYPES[request.input.dtype], request.group > 1 and not request.pooled)
+        memory = ptx.GlobalMemory()
+        arguments = list(launch_arguments(job))
+        places = {}
+        tensors = [request.lengths, request.row_starts, request.row_offsets, request.page_table]
+        tensors += [request.row_to_table, request.table_starts, request.input, job.indices, job.values]
+        for tensor in tensors:
+            if tensor is not None and tensor.numel():
+                places[tensor.data_ptr()] = _place(memory, tensor, tensor is job.indices or tensor is job.values)
+        for at in POINTERS:
+            arguments[at] = places.get(arguments[at], arguments[at])
+        *arguments, rows = arguments
+        cta = ptx.Cta(kernel, memory, arguments, 1024, SHARED)
+        for row in range(rows):
+            cta.run(row)
+        for output in (job.indices, job.values):
+            if output is not None:
+                whole = _storage(output)
+                start = places[output.data_ptr()] - (output.data_ptr() - whole.data_ptr())
+                whole.numpy()[:] = memory.get(start, np.uint8, whole.numel())
+
+
+def _job(request: SelectRequest) -> Job:
+    indices, values = request.out_indices, request.out_values
+    if indices is None:
+        indices = torch.empty(request.output_shape, dtype=request.index_dtype)
+    if values is None and request.values:
+        values = torch.empty(request.output_shape, dtype=request.input.dtype)
+    return Job(request, indices, values)
+
+
+def _storage(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+def _place(memory: ptx.GlobalMemory, tensor: torch.Tensor, written: bool) -> int:
+    """Copy a tensor's storage in, allow access to its elements only, and return the address of its first."""
+    whole = _storage(tensor)
+    offset = tensor.data_ptr() - whole.data_ptr()
+    start = memory.add(whole.numpy(), skew=whole.data_ptr() % 256)
+    first = start - memory.BASE
+    memory.readable[first : first + whole.numel()] = False
+    rows, stride = (1, 0) if tensor.dim() == 1 else (tensor.shape[0], tensor.stride(0) * tensor.element_size())
+    size = tensor.shape[-1] * tensor.element_size()
+    allowed = memory.writable if written else memory.readable
+    for row in range(rows):
+        allowed[first + offset + row * stride :][:size] = True
+    return start + offset
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Backend:
+    return Backend("emulated", Emulated(tmp_path_factory.mktemp("ptx")))
+
+
+SMALL = {
+    name: case
+    for name, case in directed().items()
+    if case.rows * case.width <= 3000 and not (case.order == "value" and case.k > LIST_CAPACITY)
+}
+
+
+@pytest.mark.parametrize("name", list(SMALL)[::6])
+def test_directed(emulated: Backend, name: str) -> None:
+    emulated.run(SMALL[name])
+
+
+def large() -> Iterator[tuple[str, Case]]:
+    """Rows past the list, at the list's own bounds, and every way that a row can end."""
+    for width in (LIST_CAPACITY - 1, LIST_CAPACITY, LIST_CAPACITY + 1):
+        for k in (LIST_CAPACITY - 1, LIST_CAPACITY, LIST_CAPACITY + 1):
+            yield f"bounds-{width}-{k}", rows_of("near-one", 1, width, k, order="index", ties="highest", values=True)
+    for kind in ("plateau", "high-bits", "one-bin", "equal", "descending", "any-bits", "nan"):
+        options: dict[str, Any] = {"order": "index", "ties": "lowest", "dtype": "float32"}
+        yield f"{kind}-f32", rows_of(kind, 1, 20000, 1000, **options)
+    yield "direct", rows_of("near-one", 1, 20000, 12000, order="index", ties="highest", values=True)
+    yield "direct-pinned", rows_of("few-finite", 1, 20000, 12000, order="index", pin_newest=True, drop_neg_inf=True)
+    yield "direct-smallest", rows_of("specials", 1, 20000, 12000, order="index", largest=False, dtype="float16")
+    yield "value", rows_of("any-bits", 1, 20000, 5000, order="value", values=True, dtype="float16")
+    for group in (2, 8, 32):
+        starts = {"row_starts": ints(3), "group": group, "order": "index"}
+        yield f"group-{group}", rows_of("any-bits", 1, 40000, 100, values=True, **starts)
+        yield f"group-{group}-f32", rows_of("any-bits", 1, 40000, 100, values=True, dtype="float32", **starts)
+
+
+LARGE = dict(large())
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large(emulated: Backend, name: str) -> None:
+    emulated.run(LARGE[name])
