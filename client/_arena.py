@@ -27,6 +27,9 @@ SMALL: Final = 1 << 20
 
 _SMALLEST: Final = 256
 _CHUNK: Final = 4 << 20
+_SLOTS: Final = 256
+"""Slots of a first chunk at most: each is an object, and small ones would be many."""
+
 _DOUBLINGS: Final = 4
 _KEPT: Final = 256 << 20
 """Bytes of idle large slots that are kept for reuse."""
@@ -126,11 +129,15 @@ class Arena:
         except (KeyError, IndexError):
             raise NeedMemory(size) from None
 
+    def has_idle(self, size: int) -> bool:
+        """Says whether a slot of a size is idle."""
+        return bool(self._idle.get(size))
+
     def chunk_bytes(self, size: int, limit: int = 0) -> int:
         """Returns the bytes of the record to add for slots of a size, at most `limit` if that is enough."""
         if size > SMALL:
             return size
-        chunk = _CHUNK << min(self._chunks.get(size, 0), _DOUBLINGS)
+        chunk = min(_CHUNK, size * _SLOTS) << min(self._chunks.get(size, 0), _DOUBLINGS)
         return max(min(chunk, limit or chunk), size)
 
     def add(self, record: Record, size: int) -> None:

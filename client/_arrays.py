@@ -54,6 +54,9 @@ _BITS: Final[dict[int, np.dtype[Any]]] = {2: np.dtype(np.int16), 4: np.dtype(np.
 _KNOWN: Final = ", ".join(CODES)
 
 
+_NUMPY_CODES: Final = {np.dtype(name): code for name, code in CODES.items() if name != "bfloat16"}
+
+
 class View(NamedTuple):
     """A tensor as requests describe it.
 
@@ -108,9 +111,11 @@ def describe(argument: str, value: object, selection: int = 0) -> View:
 
 
 def _describe_numpy(argument: str, array: np.ndarray[Any, Any], selection: int) -> View:
-    code = CODES.get(array.dtype.name)
-    if code is None or not array.dtype.isnative:
-        raise _bad_dtype(argument, array.dtype.str if code else array.dtype.name, selection)
+    code = _NUMPY_CODES.get(array.dtype)
+    if code is None:
+        code = CODES.get(array.dtype.name)
+        if code is None or not array.dtype.isnative:
+            raise _bad_dtype(argument, array.dtype.str if code else array.dtype.name, selection)
     size = array.dtype.itemsize
     if any(stride % size for stride in array.strides):
         raise ArgumentValueError(

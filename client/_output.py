@@ -50,7 +50,7 @@ class Output:
         if array is None:
             if not entry.HasField(field):
                 return None
-            array = _codec.read_inline(getattr(entry, field), "torch" if given is not None else self.library)
+            array = _codec.read_inline(getattr(entry, field), given.library if given is not None else self.library)
             if given is None:
                 return array if self.device is None else array.to(self.device)
         elif given is None:

@@ -209,6 +209,10 @@ class Placer:
         return Place(None, None, None) if fresh is None else Place(self._found(name, fresh), fresh, None)
 
     def _given(self, name: str, given: Any, wanted: tuple[int, tuple[int, ...]] | None) -> Place:
+        writeable = type(given) is not np.ndarray or given.flags.writeable
+        if writeable and self.device == self.session.memory_device and (known := self.known(given)) is not None:
+            self.note_device(given)
+            return Place(known, given, None)
         view = _arrays.describe(name, given, self.place)
         self._check(name, view)
         if view.library == "numpy" and not given.flags.writeable:

@@ -137,6 +137,8 @@ class Pool:
     def grow(self, session: Session, size: int) -> bool:
         """Adds idle slots of a size to the arena. Returns False if no more memory can be shared."""
         with self.memory_lock:
+            if self.arena.has_idle(size):  # another call has grown it meanwhile
+                return True
             for idle in self.arena.trim():
                 self.reaper.retire(idle)
             try:

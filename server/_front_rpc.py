@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
@@ -12,7 +13,7 @@ from topkd.v1 import control_pb2, control_pb2_grpc, selection_pb2
 
 from ._logging import Logger
 from ._tokens import ATTACH_TOKEN_KEY, HEALTH_PREFIX, TOKEN_KEY, digest, metadata_value, request_id
-from .errors import ServerError, TokenInvalidError, WorkerLostError, outcome_of, to_status
+from .errors import FieldError, ServerError, TokenInvalidError, WorkerLostError, outcome_of, to_status
 from .metrics import ServerMetrics
 
 __all__ = ["CONTROL", "SELECTION", "ControlService", "Forwarder", "TokenInterceptor", "abort", "service_names"]
@@ -41,6 +42,25 @@ async def abort(context: Context, error: Exception, log: Logger | None = None) -
         report("request_refused", request_id=identity, message=str(error), exc_info=None if known else error)
     trailing = ((_DETAILS_KEY, status.SerializeToString()),)
     await context.abort(_CODES[status.code], status.message, trailing_metadata=trailing)
+
+
+def _parsing(handler: Any) -> Any:
+    """Returns a handler that answers bytes which are no message with INVALID_ARGUMENT, where grpc says UNKNOWN."""
+    parse = None if handler is None or handler.request_streaming else handler.request_deserializer
+    if parse is None:
+        return handler
+    run = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+    async def checked(message: bytes, context: Context) -> Any:
+        try:
+            request = parse(message)
+        except DecodeError:
+            await abort(context, FieldError("the message cannot be parsed", field="message"))
+            return None
+        return await run(request, context)
+
+    make = grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+    return make(checked, response_serializer=handler.response_serializer)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
@@ -79,7 +99,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         """Passes calls on, or puts a refusal of the same kind in the handler's place."""
         handler = await continuation(details)
         if self._passes(details.method, details.invocation_metadata):
-            return handler
+            return _parsing(handler)
         self._metrics.requests.labels("unauthenticated", "UNAUTHENTICATED").inc()
         attaches = details.method == ATTACH_METHOD
 

@@ -68,9 +68,12 @@ class FrontSessions:
         session.cause = cause
         session.ended.set()
         self._metrics.sessions.labels(session.transport).dec()
-        self._metrics.sessions_ended.labels(cause).inc()
         self.on_change()
         return True
+
+    def count_end(self, session: FrontSession) -> None:
+        """Counts a session that has ended, by its cause."""
+        self._metrics.sessions_ended.labels(session.cause).inc()
 
     def find(self, token: str | None) -> FrontSession | None:
         """Returns the session of a token, or None."""

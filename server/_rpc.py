@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -53,9 +54,13 @@ class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ign
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Passes calls of open sessions on."""
-        if self._sessions.find(metadata_value(details.invocation_metadata, TOKEN_KEY)) is None:
+        session = self._sessions.find(metadata_value(details.invocation_metadata, TOKEN_KEY))
+        if session is None:
             return self._handler
-        return continuation(details)
+        handler = continuation(details)
+        if handler is None:
+            return None
+        return grpc.unary_unary_rpc_method_handler(partial(handler.unary_unary, session))
 
     def _refuse(self, _: bytes, context: Context) -> bytes:
         self._refused.inc()
@@ -111,12 +116,9 @@ class SelectionService:
         succeeded: Counter = self._metrics.requests.labels(method, "OK")
         note, clock = self._recorder.request, time.perf_counter_ns
 
-        def answer(message: bytes, context: Context) -> bytes:
-            started, session = clock(), None
+        def answer(session: Session, message: bytes, context: Context) -> bytes:
+            started = clock()
             try:
-                session = self._sessions.find(metadata_value(context.invocation_metadata(), TOKEN_KEY))
-                if session is None:
-                    raise TokenInvalidError
                 if self.draining:
                     raise DrainingError
                 reply = run(session, message, context)

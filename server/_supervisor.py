@@ -63,6 +63,14 @@ class WorkerProcess:
             self.kill()
             raise WorkerLostError("the worker is gone") from None
 
+    async def crashed(self) -> bool:
+        """Says whether the process has failed or was killed; waits a moment: its sockets close before it ends."""
+        for _ in range(5):
+            if self.state == "dead":
+                return self.popen.returncode != 0
+            await asyncio.sleep(0.01)
+        return False
+
     def kill(self) -> None:
         """Kills the process; its end is noticed like any other."""
         with contextlib.suppress(ProcessLookupError):

@@ -217,6 +217,9 @@ class Front:
             self._end(session, "client_gone")
             if worker is not None:
                 self._supervisor.end(worker, {"t": "close", "id": session.id}, self._config.session_grace_s)
+                if session.cause == "client_gone" and await worker.crashed():
+                    session.cause = "worker_lost"  # its client saw that first, and hung up
+            self.sessions.count_end(session)
             log.info("session_ended", cause=session.cause)
 
     async def _take(self, side: SideConnection) -> WorkerProcess | None:
@@ -265,6 +268,7 @@ class Front:
                 raise WorkerLostError("the worker of the sessions over TCP is gone; attach again")
         finally:
             self._end(session, "client_gone")
+            self.sessions.count_end(session)
             if worker is not None and worker.state == "busy":
                 with contextlib.suppress(WorkerLostError):
                     worker.tell({"t": "close", "id": session.id})

@@ -102,8 +102,9 @@ def test_a_spare_that_dies_is_replaced(own: Running, held: Held) -> None:
     own.settle()
     worker = _of_session(own, held)
     (spare,) = own.workers() - {worker}
+    starts = scrape.total(own.metrics(), "topkd_worker_starts_total")
     processes.kill(spare)
-    processes.wait_until(lambda: spare not in own.workers(), 2, "the front reaps it")
+    scrape.wait_for(own.metrics_port, {"topkd_worker_starts_total": starts + 1})
     held.check()
     own.settle()
     assert len(own.workers()) == 2
