@@ -8,16 +8,22 @@ from torch import Tensor
 
 from . import _env
 from ._check_data import check_tables, check_windows, untransformed
-from ._errors import ArgumentValueError, type_error
+from ._errors import ArgumentValueError, KernelUnavailableError, type_error
 from ._family import Family, Job
 from ._overlap import check_batch_overlap
 from ._request import SelectRequest, TopKResult
 from ._torch_family import TorchFamily
 from ._validate import check_select
+from .cluster import ClusterFamily
 from .radix_wide import RadixWideFamily
 
-_FAMILIES: tuple[Family, ...] = (RadixWideFamily(), TorchFamily())
+_FAMILIES: tuple[Family, ...] = (ClusterFamily(), RadixWideFamily(), TorchFamily())
 """All families, in the order in which "auto" asks them; the last serves everything."""
+
+
+def families_to_compile() -> dict[str, Callable[[], CompiledFamily]]:
+    """Return the classes of the families that have something to compile, by name."""
+    return {family.name: type(family) for family in _FAMILIES if isinstance(family, CompiledFamily)}
 
 
 def kernels() -> tuple[str, ...]:
@@ -108,6 +114,35 @@ def _choose(request: SelectRequest) -> tuple[Family, str]:
     return _FAMILIES[-1], "; ".join((*refusals, "the family that serves every request"))
 
 
+def warm_select(request: SelectRequest) -> tuple[str, str]:
+    """Make the kernel that serves a checked request ready: loaded, or else compiled. Touches none of its tensors.
+
+    Args:
+        request: from `validate_select`.
+
+    Returns:
+        The family and the reason for the choice. A family without code for this process is passed over from now on.
+
+    Raises:
+        KernelUnavailableError: the request names a family that has no code.
+        RuntimeError: the current stream is being captured in a CUDA graph and the kernel is cold.
+    """
+    while True:
+        family, reason = _choose(request)
+        try:
+            family.warm(request)
+        except KernelUnavailableError:
+            if not _has_other(family, request):
+                raise
+        else:
+            return family.name, reason
+
+
+def _has_other(family: Family, request: SelectRequest) -> bool:
+    """Say whether another family may serve a request whose family turned out to have no code."""
+    return request.kernel == "auto" and family.unmet(request) is not None
+
+
 def run_select(request: SelectRequest) -> TopKResult:
     """Run one checked request on the current stream of its device; see `run_select_batch`."""
     return run_select_batch([request], overlap_checked=True)[0]
@@ -164,7 +199,12 @@ def _run_jobs(jobs: Sequence[Job], families: Sequence[Family]) -> None:
             key = (family.name, job.request.plan_key) if len(jobs) > 1 else None
             plans.setdefault(key, (family, []))[1].append(job)
     for family, batch in plans.values():
-        family.run(batch)
+        try:
+            family.run(batch)
+        except KernelUnavailableError:
+            if not all(_has_other(family, job.request) for job in batch):
+                raise
+            _run_jobs(batch, [_choose(job.request)[0] for job in batch])
 
 
 def _job(request: SelectRequest) -> Job:

@@ -1,0 +1,272 @@
+"""The `cluster` family: a thread-block cluster a row, for few long rows of bf16 scores.
+
+Host side: what the family serves, which cluster size a launch takes, its variants (five sizes, largest or smallest),
+launching. The kernel and how it works are in `cluster_kernel`; figures are in docs/kernels/cluster.md.
+"""
+
+import functools
+import importlib
+import pathlib
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ._cute_compile import arch_of, capability, compile_kernel, device_index, installed
+from ._cute_flags import LARGEST
+from ._cute_launch import launch_arguments
+from ._family import Job
+from ._request import SelectRequest
+
+MAX_K = 4096
+SIZES = (16, 8, 4, 2, 1)
+"""CTAs of a cluster, the largest first; 16 is more than every device of an architecture must hold."""
+SCORES_A_CTA = 4096
+"""A row is spread over no more CTAs than have so many of its scores each: with fewer, messages cost too much."""
+CTAS_AN_SM = 2
+"""What registers and shared memory allow; the driver may allow less."""
+MOST_CHOICES = 4096
+"""Shapes for which the chosen variant is remembered."""
+SAMPLED, DIRECT = 0, 1
+"""Ways to the answer: by a sampled cutoff, or by counting the whole row (for tests; sampling falls back to it)."""
+
+_Variant = tuple[str, int, bool]
+"""Architecture, cluster size, largest: all that changes the code."""
+
+
+class _Launcher(NamedTuple):
+    """A compiled variant on one device."""
+
+    function: Callable[..., None]
+    resident: int  # clusters that the device holds at once
+
+
+class ClusterFamily:
+    """Selections by a cluster a row; see the module. Owns the variants that were compiled."""
+
+    name = "cluster"
+    capturable = True
+
+    def __init__(self) -> None:
+        self._compiled: dict[_Variant, tuple[Callable[..., None], bytes]] = {}
+        self._launchers: dict[tuple[int, int, bool], _Launcher] = {}
+        self._choices: dict[tuple[int, int, int, bool], Callable[..., None]] = {}
+        self._lock = threading.RLock()
+
+    def unmet(self, request: SelectRequest) -> str | None:
+        """Return the first condition that keeps this family from serving `request`, or None."""
+        device = request.input.device
+        if device.type != "cuda":
+            return f"cluster needs a CUDA device, input is on {device}"
+        if not installed():
+            return "cluster needs the packages nvidia-cutlass-dsl and apache-tvm-ffi"
+        if capability(device_index(device)) < (9, 0):
+            return f"cluster needs compute capability 9.0, {device} has {capability(device_index(device))}"
+        return unmet_options(request)
+
+    def precompile(self, arch: str) -> None:
+        """Compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
+        for size in SIZES:
+            for largest in (True, False):
+                self._code((arch, size, largest))
+
+    def run(self, jobs: Sequence[Job], *, dependent: bool = False) -> None:
+        """Launch each job on the current stream of its device; compiles what is still cold.
+
+        Allocates nothing, waits for nothing, and can be captured in a CUDA graph once the variant is compiled.
+
+        Args:
+            jobs: jobs that `unmet` has nothing against.
+            dependent: programmatic dependent launch: the kernel may start while the one before it in the stream ends.
+                It waits for that one before it reads anything.
+
+        Raises:
+            RuntimeError: the variant is cold and the stream is being captured; the stream was not touched.
+        """
+        for job in jobs:
+            index = device_index(job.request.input.device)
+            if index == torch._C._cuda_getDevice():  # torch.cuda.current_device without its checks
+                self._launch(job, index, dependent)
+            else:
+                with torch.cuda.device(index):
+                    self._launch(job, index, dependent)
+
+    def _launch(self, job: Job, index: int, dependent: bool) -> None:
+        """Launch one job on the current device, which is number `index`."""
+        request = job.request
+        rows, width = request.input.shape
+        bound = request.max_length
+        length = width if bound is None or bound > width else bound
+        key = (index, rows, length, request.largest)
+        function = self._choices.get(key) or self._choose(key)
+        stream = torch._C._cuda_getCurrentRawStream(index)  # a fifth of the cost of torch.cuda.current_stream
+        if is_plain(job):
+            # What `launch_arguments` gives for such a job, in a third of the time.
+            indices = job.indices
+            flags = LARGEST if request.largest else 0
+            source, pitch = request.input.data_ptr(), request.input.stride(0)
+            out, stride = indices.data_ptr(), indices.stride(0)
+            function(
+                *(source, pitch, 0, length, 0, out, stride, 0, 0, 0, 0, 0, 0, 0),
+                *(width, request.k, 1, 0, flags, 0, 0, 0, rows, SAMPLED, int(dependent), stream),
+            )
+        else:
+            function(*launch_arguments(job), SAMPLED, int(dependent), stream)
+
+    def _choose(self, key: tuple[int, int, int, bool]) -> Callable[..., None]:
+        """Return the variant for (device, rows, bound of their lengths, largest), and remember it.
+
+        It is the largest cluster size that leaves an SM to each CTA and enough scores to each, and of which the device
+        holds all rows' clusters at once; of one CTA a row there may be any number.
+        """
+        index, rows, length, largest = key
+        launcher = None
+        for size in sizes(rows, length, _processors(index)):
+            larger = self._launcher(index, size, largest)
+            if rows <= larger.resident:
+                launcher = larger
+                break
+        launcher = launcher or self._launcher(index, 1, largest)
+        if len(self._choices) >= MOST_CHOICES:
+            self._choices.clear()
+        self._choices[key] = launcher.function
+        return launcher.function
+
+    def _launcher(self, index: int, size: int, largest: bool) -> _Launcher:
+        """Return a variant on a device, compiling it if it is cold."""
+        launcher = self._launchers.get((index, size, largest))
+        if launcher is not None:
+            return launcher
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"kernel family 'cluster' has not compiled its variant of {size} CTAs (largest={largest}) yet, which "
+                "cannot be done while the stream is being captured: warm it by one call before the capture, or "
+                "precompile it"
+            )
+        with self._lock:
+            function, binary = self._code((arch_of(capability(index)), size, largest))
+            resident = resident_clusters(binary, size) if size > 1 else _processors(index) * CTAS_AN_SM
+            return self._launchers.setdefault((index, size, largest), _Launcher(function, resident))
+
+    def _code(self, variant: _Variant) -> tuple[Callable[..., None], bytes]:
+        """Return the launcher and the binary of a variant, compiling it if it is cold."""
+        with self._lock:
+            code = self._compiled.get(variant)
+            if code is None:
+                arch, size, largest = variant
+                with tempfile.TemporaryDirectory() as folder:
+                    options = f"--dump-dir={folder} --keep-cubin"
+                    function = compile_kernel("cluster_kernel", "ClusterSelect", (size, largest), arch, options)
+                    (path,) = pathlib.Path(folder).glob("*.cubin")
+                    code = self._compiled[variant] = function, path.read_bytes()
+        return code
+
+
+def sizes(rows: int, length: int, processors: int) -> list[int]:
+    """Return the cluster sizes above 1 that suit rows of `length` scores on `processors` SMs, the best first."""
+    return [size for size in SIZES[:-1] if rows * size <= processors and size * SCORES_A_CTA <= length]
+
+
+def is_plain(job: Job) -> bool:
+    """Say whether a job has no more than scores, k and int32 indices."""
+    request = job.request
+    return (
+        request.lengths is None
+        and request.row_starts is None
+        and request.page_table is None
+        and request.row_offsets is None
+        and job.values is None
+        and request.next_n == 1
+        and request.index_dtype is torch.int32
+    )
+
+
+def unmet_options(request: SelectRequest) -> str | None:
+    """Return the first of a request's options that the family does not serve, or None."""
+    if request.input.dtype != torch.bfloat16:
+        return f"cluster serves torch.bfloat16, input is {request.input.dtype}"
+    if request.k > MAX_K:
+        return f"cluster serves k <= {MAX_K}, k is {request.k}"
+    if request.group > 1:
+        return f"cluster serves group=1, group is {request.group}"
+    if request.pin_newest:
+        return "cluster does not serve pin_newest=True"
+    if request.drop_neg_inf:
+        return "cluster does not serve drop_neg_inf=True"
+    if request.order != "any":
+        return f'cluster serves order="any", order is {request.order!r}'
+    if request.ties != "any":
+        return f'cluster serves ties="any", ties is {request.ties!r}'
+    return None
+
+
+@functools.cache
+def _processors(index: int) -> int:
+    """Return the number of multiprocessors of a CUDA device."""
+    count: int = torch.cuda.get_device_properties(index).multi_processor_count
+    return count
+
+
+def resident_clusters(binary: bytes, size: int) -> int:
+    """Ask the driver how many clusters of a compiled variant the current device holds at once.
+
+    Args:
+        binary: cubin of the variant.
+        size: CTAs of a cluster.
+
+    Returns:
+        The number; 0 where the device cannot hold one.
+    """
+    driver: Any = importlib.import_module("cuda.bindings.driver")
+    kernel: Any = importlib.import_module(".cluster_kernel", __package__)
+
+    def ask(result: tuple[Any, ...]) -> Any:
+        status, *values = result
+        if int(status) != 0:
+            raise RuntimeError(f"the CUDA driver answers {status} to a question about clusters of {size}")
+        return values[0] if values else None
+
+    ask(driver.cuInit(0))
+    device = ask(driver.cuDeviceGet(torch.cuda.current_device()))
+    context = ask(driver.cuDevicePrimaryCtxRetain(device))  # torch makes it current in a thread only when it has to
+    try:
+        ask(driver.cuCtxPushCurrent(context))
+        try:
+            return _resident(driver, ask, binary, kernel.ClusterSelect(size))
+        finally:
+            ask(driver.cuCtxPopCurrent())
+    finally:
+        ask(driver.cuDevicePrimaryCtxRelease(device))
+
+
+def _resident(driver: Any, ask: Callable[[tuple[Any, ...]], Any], binary: bytes, facts: Any) -> int:
+    """Ask for `resident_clusters` in the current context; `facts` are those of the variant."""
+    size = facts.cluster
+    library = ask(driver.cuLibraryLoadData(binary, None, None, 0, None, None, 0))
+    try:
+        (entry,) = ask(driver.cuLibraryEnumerateKernels(1, library))
+        function = ask(driver.cuKernelGetFunction(entry))
+        attributes = driver.CUfunction_attribute
+        ask(
+            driver.cuFuncSetAttribute(
+                function, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, facts.shared_bytes
+            )
+        )
+        ask(driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = size * 1024, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = facts.threads, 1, 1
+        config.sharedMemBytes = facts.shared_bytes
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        value = driver.CUlaunchAttributeValue()
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = size, 1, 1
+        attribute.value = value
+        config.attrs = [attribute]
+        config.numAttrs = 1
+        status, count = driver.cuOccupancyMaxActiveClusters(function, config)
+        return int(count) if int(status) == 0 else 0
+    finally:
+        ask(driver.cuLibraryUnload(library))

@@ -1,0 +1,144 @@
+"""The exact cutoff of the `cluster` family; part of `cluster_kernel`, where it is explained."""
+
+# mypy: ignore-errors
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Uint32, Uint64, const_expr
+
+from . import _cute_ops as ops
+from . import cluster_ops as cops
+from .cluster_layout import BINS, COPIES, Grid, Layout, Place, Range, Shared
+
+
+class Exact(Layout):
+    """Step 5: the range of keys that holds the k-th best becomes one key."""
+
+    @cute.jit
+    def narrow(self, shared: Shared, place: Place, found: Range, shift: Int32, k: Int32, passes: Int32) -> Range:
+        """Adds up the cluster's bins and finds the one that holds the k-th best; the range becomes that bin.
+
+        Args:
+            shared: the bins hold this CTA's keys of the range.
+            place: this thread.
+            found: the range that was counted.
+            shift: 2 ** shift keys were counted in a bin.
+            k: elements to select.
+            passes: counts before this one.
+        """
+        buffer = passes & 1
+        barrier = shared.sBarrier.iterator + 1 + buffer
+        reach = Int32(shared.sReach.iterator.toint()) + buffer * (self.cluster * BINS * 2)
+        if place.warp < Int32(self.cluster):
+            self.send_bins(shared, place, reach, barrier)
+        total = Int32(0)
+        lower = Int32(0)
+        if const_expr(self.cluster == 1):
+            cute.arch.sync_threads()
+            if place.tid < Int32(BINS):
+                total = cops.load_half(reach + place.tid * 2)
+        else:
+            cute.arch.mbarrier_wait(barrier, (passes >> 1) & 1)
+            if place.tid < Int32(BINS):
+                parts = [cops.load_half(reach + (peer * BINS + place.tid) * 2) for peer in range(self.cluster)]
+                for peer in cutlass.range_constexpr(self.cluster):
+                    total = total + parts[peer]
+                    if Int32(peer) < place.rank:
+                        lower = lower + parts[peer]
+        if place.tid < Int32(BINS):
+            shared.sTotal[place.tid] = total
+            shared.sLower[place.tid] = lower
+        reached = place.tid < Int32(BINS) and found.above + total >= k
+        bin_ = cops.barrier_count(reached) - 1
+        if const_expr(self.cluster > 1):
+            if place.tid == Int32(0):
+                cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.cluster * BINS * 2)
+
+        low, high, from_row, ties = found.low, found.high, found.from_row, found.ties
+        above = found.above + shared.sTotal[bin_ + 1]
+        lower = found.lower + shared.sLower[bin_ + 1]
+        if bin_ < Int32(0):  # too few at or above the sampled cutoff: the k-th best is below it
+            high = low - 1
+            low = Int32(0)
+            from_row = Boolean(True)
+        else:
+            ties = shared.sLower[bin_] - shared.sLower[bin_ + 1]
+            if bin_ < Int32(BINS - 1):
+                high = cutlass.min(low + (bin_ << shift), high)
+            if bin_ > Int32(0):
+                low = low + ((bin_ - 1) << shift) + 1
+        return Range(low, high, above, lower, ties, from_row, bin_ >= Int32(0) and low >= high)
+
+    @cute.jit
+    def send_bins(self, shared: Shared, place: Place, reach: Int32, barrier):
+        """Warp w sends CTA w how many keys this CTA has in each bin or above it, capped at 65,535."""
+        address = Int32(shared.sBin.iterator.toint()) + place.lane * 32
+        counts = [Int32(word) for word in (*cops.load_four(address), *cops.load_four(address + 16))]
+        for i in cutlass.range_constexpr(6, -1, -1):
+            counts[i] = counts[i] + counts[i + 1]
+        after = counts[0]
+        for step in cutlass.range_constexpr(5):
+            further = cute.arch.shuffle_sync_down(after, 1 << step)
+            if place.lane + (1 << step) < Int32(32):
+                after = after + further
+        after = after - counts[0]
+        halves = [Uint32(cutlass.min(count + after, Int32(0xFFFF))) for count in counts]
+        words = [halves[2 * i] | (halves[2 * i + 1] << Uint32(16)) for i in range(4)]
+        address = reach + (place.rank * BINS + place.lane * 8) * 2
+        if const_expr(self.cluster == 1):
+            cops.store_four(address, words)
+        else:
+            cops.send(address, Int32(barrier.toint()), place.warp, words)
+
+    @cute.jit
+    def count_list(self, shared: Shared, place: Place, found: Range, shift: Int32):
+        """Counts the list's keys of a range into the bins."""
+        cute.arch.sync_threads()
+        if place.tid < Int32(BINS):
+            shared.sBin[place.tid] = Int32(0)
+        cute.arch.sync_threads()
+        for i in cutlass.range(place.tid, shared.sCount[0], self.threads, unroll=1):
+            key = Int32(shared.sList[i] >> Uint64(32))
+            if key >= found.low and key <= found.high:
+                cute.arch.atomic_add(shared.sBin.iterator + self.bin_of(key, found.low, shift), Int32(1))
+        cute.arch.sync_threads()
+
+    @cute.jit
+    def count_row(self, shared: Shared, place: Place, grid: Grid, found: Range, shift: Int32):
+        """Counts the row's keys of a range into copies of the bins, where the list was, and adds these up."""
+        copies = cute.make_tensor(
+            cute.recast_ptr(shared.sList.iterator, dtype=Int32), cute.make_layout(COPIES * BINS)
+        )  # (BINS, COPIES): lane l counts in copy l mod COPIES
+        cute.arch.sync_threads()
+        for i in cutlass.range_constexpr(COPIES * BINS // self.threads):
+            copies[i * self.threads + place.tid] = Int32(0)
+        cute.arch.sync_threads()
+        column = copies.iterator + (place.lane & (COPIES - 1))
+        span = Uint32(found.high - found.low)
+        for batch in cutlass.range(grid.batches, unroll=1):
+            for j in cutlass.range(self.vectors // self.at_once, unroll=1):
+                vectors = [self.vector_of(place, grid, batch, j * self.at_once + i) for i in range(self.at_once)]
+                words = [self.load_vector(grid, v, v < grid.vectors) for v in vectors]
+                for i in cutlass.range_constexpr(self.at_once):
+                    keys, valid = self.keys_of(grid, vectors[i], vectors[i] < grid.vectors, words[i])
+                    counted = Uint32(0)
+                    for e in cutlass.range_constexpr(8):
+                        key = Uint32(self.key(keys, e))
+                        counted = ops.or_if_in_range(counted, key, Uint32(found.low), span, 1 << e)
+                    counted = counted & valid
+                    for e in cutlass.range_constexpr(8):
+                        if (counted & Uint32(1 << e)) != Uint32(0):
+                            which = self.bin_of(self.key(keys, e), found.low, shift)
+                            cute.arch.atomic_add(column + which * COPIES, Int32(1))
+        cute.arch.sync_threads()
+        folders = self.threads // BINS  # threads a bin
+        each = COPIES // folders
+        first = place.tid * each
+        count = Int32(0)
+        for i in cutlass.range_constexpr(each):
+            count = count + copies[first + ((i + place.lane) & (each - 1))]
+        for step in cutlass.range_constexpr(folders.bit_length() - 1):
+            count = count + cute.arch.shuffle_sync_bfly(count, 1 << step)
+        if place.tid % folders == Int32(0):
+            shared.sBin[place.tid // folders] = count
+        cute.arch.sync_threads()

@@ -1,0 +1,145 @@
+"""The `cluster` family on a GPU, through `select_topk`: the contract's cases, capture, other streams, PDL, clusters."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conformance.backends import Backend, InProcess
+from tests.conformance.directed import directed, rows_of
+from tests.oracle import Case, check
+from topkd.kernels import select_topk, supports, validate_select
+from topkd.kernels._cute_compile import arch_of, capability
+from topkd.kernels._family import Job
+from topkd.kernels.cluster import SIZES, ClusterFamily, resident_clusters
+
+pytestmark = pytest.mark.gpu
+
+
+def served(case: Case) -> bool:
+    plain = case.group == 1 and not case.pin_newest and not case.drop_neg_inf and case.k <= 4096
+    return plain and case.dtype == "bfloat16" and case.order == "any" and case.ties == "any"
+
+
+CASES = {name: case for name, case in directed().items() if served(case)}
+KINDS = ("near-one", "one-bin", "ascending", "descending", "plateau", "equal", "specials", "any-bits", "nan", "zeros")
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    return Backend("cluster", InProcess("cuda"))
+
+
+def judge(bits: np.ndarray, k: int, indices: torch.Tensor) -> None:
+    rows, width = bits.shape
+    check(Case(storage=bits.reshape(-1), dtype="bfloat16", rows=rows, width=width, k=k), indices.cpu().numpy(), None)
+
+
+def rows_on_gpu(kind: str, rows: int, width: int) -> tuple[np.ndarray, torch.Tensor]:
+    bits = rows_of(kind, rows, width, 1).storage.reshape(rows, width)
+    return bits, torch.from_numpy(bits.view(np.int16)).cuda().view(torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_directed(backend: Backend, name: str) -> None:
+    backend.run(replace(CASES[name], kernel="cluster"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "width"), [(1, 131_072), (2, 300_001), (40, 70_000), (300, 9_000)])
+def test_kinds_and_shapes(kind: str, rows: int, width: int) -> None:
+    bits, scores = rows_on_gpu(kind, rows, width)
+    for k in (1, 512, 2048, 4096):
+        judge(bits, k, select_topk(scores, k, kernel="cluster").indices)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_cluster_size(size: int) -> None:
+    family = ClusterFamily()
+    launcher = family._launcher(0, size, largest=True)
+    if launcher.resident == 0:
+        pytest.skip(f"the device holds no cluster of {size}")
+    bits, scores = rows_on_gpu("near-one", 3, 50_000)
+    indices = torch.empty((3, 2048), dtype=torch.int32, device="cuda")
+    family._choose = lambda *_: launcher.function  # type: ignore[method-assign]
+    for dependent in (False, True):
+        family.run([Job(validate_select(scores, 2048), indices, None)] * 3, dependent=dependent)
+        torch.cuda.synchronize()
+        judge(bits, 2048, indices)
+
+
+def test_resident_clusters_are_asked_for_in_any_thread() -> None:
+    family = ClusterFamily()
+    with ThreadPoolExecutor(1) as pool:
+        for size in SIZES[:-1]:
+            binary = family._code((arch_of(capability(0)), size, True))[1]
+            count = pool.submit(resident_clusters, binary, size).result()
+            assert count == resident_clusters(binary, size)
+            assert size > 8 or count > 0
+
+
+def test_rows_built_against_the_sampling() -> None:
+    stratum = np.arange(512, dtype=np.uint64)
+    within = (stratum * 0x9E3779B1 & 0xFFFFFFFF) >> 9
+    width = 131_072
+    sampled = []
+    for group in (8, 16):
+        first = ((stratum << 23 | within) * (width // group) >> 32).astype(int)
+        sampled += (first[:, None] + np.arange(group) * (width // group)).ravel().tolist()
+    for best in (0x4100, 0xC000):
+        for rows in (1, 64, 256):
+            bits = np.random.default_rng(0).integers(0x3F00, 0x3FFF, (rows, width)).astype(np.uint16)
+            bits[:, sampled] = best + np.arange(len(sampled)) % 128
+            scores = torch.from_numpy(bits.view(np.int16)).cuda().view(torch.bfloat16)
+            for k in (512, 2048, 4096):
+                judge(bits, k, select_topk(scores, k, kernel="cluster").indices)
+
+
+def test_capture_and_replay_with_other_data() -> None:
+    family = ClusterFamily()
+    scores = torch.zeros((2, 131_072), dtype=torch.bfloat16, device="cuda")
+    lengths = torch.zeros(2, dtype=torch.int32, device="cuda")
+    indices = torch.empty((2, 2048), dtype=torch.int32, device="cuda")
+    job = Job(validate_select(scores, 2048, lengths=lengths), indices, None)
+    with pytest.raises(RuntimeError, match="warm"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        family.run([job])
+    torch.cuda.synchronize()
+    family.run([job])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        family.run([job])
+    for kind, valid in (("near-one", 131_072), ("plateau", 40_001), ("equal", 2_000)):
+        bits, data = rows_on_gpu(kind, 2, 131_072)
+        scores.copy_(data)
+        lengths.fill_(valid)
+        graph.replay()
+        torch.cuda.synchronize()
+        judge(np.ascontiguousarray(bits[:, :valid]), 2048, indices)
+
+
+def test_streams_do_not_disturb_each_other() -> None:
+    bits, scores = rows_on_gpu("near-one", 4, 131_072)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(50):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(select_topk(scores, 2048, kernel="cluster").indices)
+    torch.cuda.synchronize()
+    for result in results[::7]:
+        judge(bits, 2048, result)
+
+
+def test_what_is_not_served_is_named() -> None:
+    scores = torch.zeros((1, 100), dtype=torch.bfloat16, device="cuda")
+    assert supports("cluster", scores, 10) is None
+    assert "order" in str(supports("cluster", scores, 10, order="index"))
+    assert "ties" in str(supports("cluster", scores, 10, ties="lowest"))
+    assert "k <= 4096" in str(supports("cluster", scores, 5000))
+    assert "bfloat16" in str(supports("cluster", scores.float(), 10))
+    assert "group" in str(supports("cluster", scores, 10, group=8))
