@@ -95,7 +95,7 @@ gpu-record-check: ## Say whether tests/gpu/record.json is of the code as it stan
 
 bench: $(READY) ## Run the tests marked bench, and print what they measured
 	$(check-folder)
-	cd build/check && $(PY) -m pytest -m bench -s $(PYTEST_ARGS)
+	cd build/check && $(PY) -m pytest -m 'bench$(if $(shell command -v nvidia-smi),, and not gpu)' -s $(PYTEST_ARGS)
 
 ##@ Later
 .PHONY: deploy-check chaos

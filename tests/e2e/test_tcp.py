@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from tests.e2e.servers import Running, health
 from topkd.v1 import control_pb2, control_pb2_grpc, selection_pb2, selection_pb2_grpc
 
 pytestmark = pytest.mark.timeout(120)
-TOKEN = secrets.token_urlsafe(24)
+TOKEN = "attach-token-of-the-tests-0123456789"
 ATTACH = next(method for method in METHODS if method.name == "Attach")
 
 
