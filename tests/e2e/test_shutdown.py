@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def own(launch: Launch) -> Iterator[Running]:
-    server = launch()
+    server = launch(drain_seconds=60)  # beside others' work a call of seconds may take many
     yield server
     server.stop()
 
