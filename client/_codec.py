@@ -24,6 +24,7 @@ __all__ = [
     "SELECTION_TENSORS",
     "inline",
     "merge_message",
+    "options_key",
     "read_info",
     "read_inline",
     "reference",
@@ -63,6 +64,12 @@ _ENCODED: Final = 1024
 """Sets of options that are kept encoded before the table starts anew."""
 
 
+def options_key(selection: Selection) -> tuple[Any, Any]:
+    """Returns everything in a selection but its tensors, with types: True equals 1. Hashable if the options are."""
+    options = _options(selection)
+    return options, tuple(map(type, options))
+
+
 def selection_message(selection: Selection, place: int = 0) -> selection_pb2.Selection:
     """Returns the message of everything in a selection but its tensors. It is shared: copy it.
 
@@ -74,9 +81,8 @@ def selection_message(selection: Selection, place: int = 0) -> selection_pb2.Sel
         ArgumentTypeError: A wrong Python type.
         ArgumentValueError: An integer outside 64 bits, or an unknown name of an order or of ties.
     """
-    options = _options(selection)
+    key = options_key(selection)
     try:
-        key = (options, tuple(map(type, options)))  # True equals 1
         message = _encoded.get(key)
     except TypeError:  # not hashable: not allowed either
         return _encode_options(selection, place)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from topkd._types import SelectResult
     from topkd.v1 import tensor_pb2
 
-__all__ = ["Place", "Placer", "Prepared", "library_of"]
+__all__ = ["Place", "Placer", "Prepared", "library_of", "tensor_key"]
 
 _INLINE: Final = 4096
 """Host tensors up to so many bytes are staged in the message: cheaper than a slot and no slower to read."""
@@ -49,10 +49,22 @@ class Prepared:
         self.stream: Any = None
         self.held: list[Any] = []
 
+    def note_device(self, session: Session, value: Any) -> None:
+        """Remembers the stream to wait for."""
+        if session.memory_device != HOST and self.stream is None and getattr(value, "is_cuda", False):
+            self.stream = _current_stream(value)
+
     def results(self, reply: Any) -> list[SelectResult]:
         """Reads the reply, copies staged outputs back."""
         queued = reply.queue_time_ns * 1e-9
         return [output.result(entry, queued) for output, entry in zip(self.outputs, reply.results, strict=True)]
+
+
+def tensor_key(value: Any) -> tuple[Any, ...]:
+    """Returns what tells where an array or tensor is, and how it lies there. Raises for anything else."""
+    if type(value) is np.ndarray:
+        return value.__array_interface__["data"][0], value.shape, value.strides, value.dtype
+    return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
 class Placer:
@@ -60,9 +72,9 @@ class Placer:
 
     __slots__ = (
         "_arena",
-        "_index",
         "_may_grow",
         "device",
+        "index",
         "place",
         "prepared",
         "session",
@@ -76,7 +88,7 @@ class Placer:
     ) -> None:
         self.session = session
         self._arena = arena
-        self._index = session.index
+        self.index = session.index
         self._may_grow = may_grow
         self.prepared = prepared
         self.strict = strict
@@ -88,19 +100,15 @@ class Placer:
     def known(self, value: Any) -> tensor_pb2.Tensor | None:
         """Returns the encoded tensor if the very same one was found in a region before."""
         try:
-            if type(value) is np.ndarray:
-                key = (value.__array_interface__["data"][0], value.shape, value.strides, value.dtype)
-            else:
-                key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+            return self.index.cache.get(tensor_key(value))
         except (AttributeError, RuntimeError, TypeError):
             return None  # what it is instead is said where it is described
-        return self._index.cache.get(key)
 
     def locate(self, view: View) -> tensor_pb2.Tensor | None:
         """Returns the encoded tensor if it lies in a region."""
         value = view.array
         strides = value.strides if view.library == "numpy" else view.strides
-        return self._index.locate((view.address, value.shape, strides, value.dtype), view)
+        return self.index.locate((view.address, value.shape, strides, value.dtype), view)
 
     def input(self, name: str, value: Any) -> tensor_pb2.Tensor:
         """Places a tensor that is read."""
@@ -116,8 +124,7 @@ class Placer:
 
     def note_device(self, value: Any) -> None:
         """Remembers the stream to wait for."""
-        if self.session.memory_device != HOST and self.prepared.stream is None and getattr(value, "is_cuda", False):
-            self.prepared.stream = _current_stream(value)
+        self.prepared.note_device(self.session, value)
 
     def _check(self, name: str, view: View) -> None:
         """Raises for what no request can carry: other dimensions, and memory of another device."""

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from topkd._arrays import View
     from topkd._cuda import CudaMemory, ForeignMemory
     from topkd._memory import HostMemory
-    from topkd.v1 import tensor_pb2
+    from topkd.v1 import selection_pb2, tensor_pb2
 
 __all__ = ["Record", "RegionIndex"]
 
 _CACHED = 4096
-"""Encoded tensors that an index keeps before it starts anew."""
+"""Encoded tensors, and requests, that an index keeps before it starts anew."""
 
 
 class Record:
@@ -41,20 +41,22 @@ class Record:
 
 
 class RegionIndex:
-    """An immutable map from addresses to region ids, with a cache of encoded tensors that is dropped with it.
+    """An immutable map from addresses to region ids, with caches that are dropped with it.
 
     Attributes:
         ids: Region id of each record.
         cache: Encoded tensors by (address, shape, strides, dtype) as numpy or torch give them.
+        requests: Requests of single selections that name regions only, by everything that they are made from.
     """
 
-    __slots__ = ("_entries", "_starts", "cache", "ids")
+    __slots__ = ("_entries", "_starts", "cache", "ids", "requests")
 
     def __init__(self, ids: dict[Record, int]) -> None:
         self.ids = ids
         self._entries = sorted((r.memory.address, r.memory.address + r.memory.size, i) for r, i in ids.items())
         self._starts = [start for start, _, _ in self._entries]
         self.cache: dict[Any, tensor_pb2.Tensor] = {}
+        self.requests: dict[Any, selection_pb2.SelectTopKRequest] = {}
 
     def with_record(self, record: Record, region_id: int) -> RegionIndex:
         """Returns an index that knows one record more."""
@@ -87,3 +89,9 @@ class RegionIndex:
             self.cache.clear()
         tensor = self.cache[key] = _codec.reference(view, *found)
         return tensor
+
+    def keep_request(self, key: Any, request: selection_pb2.SelectTopKRequest) -> None:
+        """Keeps the request of one selection; it is not changed any more."""
+        if len(self.requests) >= _CACHED:
+            self.requests.clear()
+        self.requests[key] = request

@@ -6,7 +6,8 @@ import torch, and nothing else of topkd. No module but `_env` reads the environm
 `__all__` is the public interface. For callers that check, queue and run apart (the server) there is more:
 `validate_select` makes a `SelectRequest`, `run_select` runs it, `check_batch_overlap` checks the outputs of a batch,
 `run_select_batch` runs it with requests of one `plan_key` as one call, `choose` says which family serves a request
-and why; `validate_merge` and `run_merge` make and run a `MergeRequest`.
+and why, `warm_select` makes its kernel ready, `compiles` counts the kernels that became so; `validate_merge` and
+`run_merge` make and run a `MergeRequest`.
 
 Example:
     >>> import torch
@@ -17,16 +18,22 @@ Example:
     ([[2, 1, 4]], [[nan, 2.0, 2.0]])
 """
 
+from ._cute_compile import compiles as compiles
 from ._dispatch import choose as choose
 from ._dispatch import kernels, supports
 from ._dispatch import run_select as run_select
 from ._dispatch import run_select_batch as run_select_batch
 from ._dispatch import validate_select as validate_select
+from ._dispatch import warm_select as warm_select
 from ._errors import ArgumentTypeError, ArgumentValueError
+from ._errors import KernelUnavailableError as KernelUnavailableError
 from ._merge import merge_topk
 from ._merge import run_merge as run_merge
 from ._merge import validate_merge as validate_merge
 from ._overlap import check_batch_overlap as check_batch_overlap
+from ._precompile import Precompiled as Precompiled
+from ._precompile import precompile
+from ._precompile import stored as stored
 from ._request import MergeRequest as MergeRequest
 from ._request import SelectRequest as SelectRequest
 from ._request import TopKResult
@@ -38,6 +45,7 @@ __all__ = [
     "TopKResult",
     "kernels",
     "merge_topk",
+    "precompile",
     "select_topk",
     "supports",
 ]

@@ -1,6 +1,6 @@
 """From checked requests to kernel families: choose, allocate, run. Process-wide state: none."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -8,8 +8,9 @@ from torch import Tensor
 
 from . import _env
 from ._check_data import check_tables, check_windows, untransformed
+from ._cute_compile import failure
 from ._errors import ArgumentValueError, KernelUnavailableError, type_error
-from ._family import Family, Job
+from ._family import CompiledFamily, Family, Job
 from ._overlap import check_batch_overlap
 from ._request import SelectRequest, TopKResult
 from ._torch_family import TorchFamily
@@ -34,12 +35,20 @@ def kernels() -> tuple[str, ...]:
 def _unmet(kernel: str, request: SelectRequest) -> str | None:
     """Return the first condition that keeps `kernel` from serving `request`, or None; "auto" is any family."""
     if kernel == "auto":
-        conditions = [family.unmet(request) for family in _FAMILIES]
+        conditions = [_unmet_of(family, request) for family in _FAMILIES]
         return None if None in conditions else conditions[-1]
     for family in _FAMILIES:
         if family.name == kernel:
-            return family.unmet(request)
+            return _unmet_of(family, request)
     return f"there is no kernel family {kernel!r} on {request.input.device}"
+
+
+def _unmet_of(family: Family, request: SelectRequest) -> str | None:
+    """Return the first condition that keeps a family from serving `request`: its own, or that it has no code."""
+    unmet = family.unmet(request)
+    if unmet is None and (reason := failure(family.name)) is not None:
+        return f"{family.name} has no code in this process: {reason}"
+    return unmet
 
 
 def _check_name(kernel: object) -> None:
@@ -107,7 +116,7 @@ def _choose(request: SelectRequest) -> tuple[Family, str]:
             return family, "asked for by name"
     refusals: list[str] = []
     for family in _FAMILIES[:-1]:
-        unmet = family.unmet(request)
+        unmet = _unmet_of(family, request)
         if unmet is None:
             return family, "; ".join((*refusals, "the first family that serves the request"))
         refusals.append(f"not {family.name}: {unmet}")
@@ -130,7 +139,8 @@ def warm_select(request: SelectRequest) -> tuple[str, str]:
     while True:
         family, reason = _choose(request)
         try:
-            family.warm(request)
+            if isinstance(family, CompiledFamily):
+                family.warm(request)
         except KernelUnavailableError:
             if not _has_other(family, request):
                 raise
@@ -140,7 +150,7 @@ def warm_select(request: SelectRequest) -> tuple[str, str]:
 
 def _has_other(family: Family, request: SelectRequest) -> bool:
     """Say whether another family may serve a request whose family turned out to have no code."""
-    return request.kernel == "auto" and family.unmet(request) is not None
+    return request.kernel == "auto" and _unmet_of(family, request) is not None
 
 
 def run_select(request: SelectRequest) -> TopKResult:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+from pathlib import Path
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
@@ -23,3 +24,37 @@ def check_data() -> bool:
     if text in _FALSE:
         return False
     raise ValueError(f"TOPKD_CHECK_DATA={text!r}: allowed are {sorted(_TRUE)} and {sorted(_FALSE)}")
+
+
+def cache_directory() -> Path | None:
+    """Return the directory of compiled kernels; None where `TOPKD_CACHE_DIR` is "off", or there is no home."""
+    named = os.environ.get("TOPKD_CACHE_DIR", "").strip()
+    if named.lower() == "off":
+        return None
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(base).is_absolute():
+        return Path(base) / "topkd"
+    try:
+        return Path.home() / ".cache" / "topkd"
+    except RuntimeError:
+        return None
+
+
+def precompiled_directory() -> Path | None:
+    """Return the directory of kernels that were compiled ahead of time, which is only read: `TOPKD_PRECOMPILED_DIR`."""
+    named = os.environ.get("TOPKD_PRECOMPILED_DIR", "").strip()
+    return Path(named) if named else None
+
+
+def compiler_libraries() -> list[str]:
+    """Return the libraries that `CUTE_DSL_LIBS` names, as the compiler reads it."""
+    return os.environ.get("CUTE_DSL_LIBS", "").split(os.pathsep)
+
+
+def compiler_settings() -> tuple[tuple[str, str], ...]:
+    """Return the compiler's own variables, which may change the code that it makes, but for where its libraries are."""
+    settings = {name: text for name, text in os.environ.items() if name.startswith("CUTE_DSL_")}
+    settings.pop("CUTE_DSL_LIBS", None)
+    return tuple(sorted(settings.items()))

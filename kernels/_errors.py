@@ -5,7 +5,10 @@
     ValueError
       ArgumentValueError    anything else that is wrong with an argument
 
-Both name the argument, its value and what is allowed, in the message and as attributes.
+Both name the argument, its value and what is allowed, in the message and as attributes. Beside them:
+
+    RuntimeError
+      KernelUnavailableError    a family's code can be neither loaded nor compiled; the family says so from then on
 """
 
 from typing import Any
@@ -58,6 +61,10 @@ class ArgumentTypeError(_ArgumentError, TypeError):
 
 class ArgumentValueError(_ArgumentError, ValueError):
     """An argument whose value, shape, stride, device or combination with others is wrong."""
+
+
+class KernelUnavailableError(RuntimeError):
+    """The code of a kernel family can be neither loaded nor compiled; nothing was launched."""
 
 
 def type_error(argument: str, value: object, allowed: str) -> ArgumentTypeError:

@@ -6,19 +6,18 @@ launching. The kernel and how it works are in `cluster_kernel`; figures are in d
 
 import functools
 import importlib
-import pathlib
-import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ._cute_compile import arch_of, capability, compile_kernel, device_index, installed
+from ._cute_compile import Made, arch_of, capability, device_index, installed, load_or_compile
 from ._cute_flags import LARGEST
 from ._cute_launch import launch_arguments
 from ._family import Job
 from ._request import SelectRequest
+from ._validate import check_select
 
 MAX_K = 4096
 SIZES = (16, 8, 4, 2, 1)
@@ -48,9 +47,11 @@ class ClusterFamily:
 
     name = "cluster"
     capturable = True
+    oldest = (9, 0)
 
     def __init__(self) -> None:
-        self._compiled: dict[_Variant, tuple[Callable[..., None], bytes]] = {}
+        self._compiled: dict[_Variant, Made] = {}
+        self._warm: set[tuple[int, Callable[..., None]]] = set()
         self._launchers: dict[tuple[int, int, bool], _Launcher] = {}
         self._choices: dict[tuple[int, int, int, bool], Callable[..., None]] = {}
         self._lock = threading.RLock()
@@ -62,15 +63,32 @@ class ClusterFamily:
             return f"cluster needs a CUDA device, input is on {device}"
         if not installed():
             return "cluster needs the packages nvidia-cutlass-dsl and apache-tvm-ffi"
-        if capability(device_index(device)) < (9, 0):
+        if capability(device_index(device)) < self.oldest:
             return f"cluster needs compute capability 9.0, {device} has {capability(device_index(device))}"
         return unmet_options(request)
 
     def precompile(self, arch: str) -> None:
-        """Compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
+        """Load or compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
         for size in SIZES:
             for largest in (True, False):
                 self._code((arch, size, largest))
+
+    def warm(self, request: SelectRequest) -> None:
+        """Load or compile the request's variant, and launch it on scores of its own, so that the device has it too."""
+        if not request.rows:
+            return
+        device = request.input.device
+        index = device_index(device)
+        with torch.cuda.device(index):
+            function = self._choose(_shape(request, index))
+            if (index, function) in self._warm:
+                return
+            if torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("kernel family 'cluster' cannot be warmed while the stream is being captured")
+            small = check_select(torch.zeros(1, 8, dtype=torch.bfloat16, device=device), 1, largest=request.largest)
+            job = Job(small, torch.empty(1, 1, dtype=torch.int32, device=device), None)
+            function(*launch_arguments(job), SAMPLED, 0, torch._C._cuda_getCurrentRawStream(index))
+            self._warm.add((index, function))
 
     def run(self, jobs: Sequence[Job], *, dependent: bool = False) -> None:
         """Launch each job on the current stream of its device; compiles what is still cold.
@@ -146,22 +164,26 @@ class ClusterFamily:
                 "precompile it"
             )
         with self._lock:
-            function, binary = self._code((arch_of(capability(index)), size, largest))
-            resident = resident_clusters(binary, size) if size > 1 else _processors(index) * CTAS_AN_SM
-            return self._launchers.setdefault((index, size, largest), _Launcher(function, resident))
+            made = self._code((arch_of(capability(index)), size, largest))
+            resident = resident_clusters(made.binary, made.launch) if size > 1 else _processors(index) * CTAS_AN_SM
+            return self._launchers.setdefault((index, size, largest), _Launcher(made.function, resident))
 
-    def _code(self, variant: _Variant) -> tuple[Callable[..., None], bytes]:
-        """Return the launcher and the binary of a variant, compiling it if it is cold."""
+    def _code(self, variant: _Variant) -> Made:
+        """Return a variant, loaded or compiled if it is cold."""
         with self._lock:
-            code = self._compiled.get(variant)
-            if code is None:
+            made = self._compiled.get(variant)
+            if made is None:
                 arch, size, largest = variant
-                with tempfile.TemporaryDirectory() as folder:
-                    options = f"--dump-dir={folder} --keep-cubin"
-                    function = compile_kernel("cluster_kernel", "ClusterSelect", (size, largest), arch, options)
-                    (path,) = pathlib.Path(folder).glob("*.cubin")
-                    code = self._compiled[variant] = function, path.read_bytes()
-        return code
+                made = load_or_compile("cluster_kernel", "ClusterSelect", (size, largest), arch)
+                self._compiled[variant] = made
+        return made
+
+
+def _shape(request: SelectRequest, index: int) -> tuple[int, int, int, bool]:
+    """Return what a request's variant is chosen by: device, rows, bound of their lengths, largest."""
+    rows, width = request.input.shape
+    bound = request.max_length
+    return index, rows, width if bound is None or bound > width else bound, request.largest
 
 
 def sizes(rows: int, length: int, processors: int) -> list[int]:
@@ -209,23 +231,22 @@ def _processors(index: int) -> int:
     return count
 
 
-def resident_clusters(binary: bytes, size: int) -> int:
+def resident_clusters(binary: bytes, launch: Mapping[str, int]) -> int:
     """Ask the driver how many clusters of a compiled variant the current device holds at once.
 
     Args:
         binary: cubin of the variant.
-        size: CTAs of a cluster.
+        launch: its facts `cluster` (CTAs of a cluster), `threads` and `shared_bytes`.
 
     Returns:
         The number; 0 where the device cannot hold one.
     """
     driver: Any = importlib.import_module("cuda.bindings.driver")
-    kernel: Any = importlib.import_module(".cluster_kernel", __package__)
 
     def ask(result: tuple[Any, ...]) -> Any:
         status, *values = result
         if int(status) != 0:
-            raise RuntimeError(f"the CUDA driver answers {status} to a question about clusters of {size}")
+            raise RuntimeError(f"the CUDA driver answers {status} to a question about clusters of {launch['cluster']}")
         return values[0] if values else None
 
     ask(driver.cuInit(0))
@@ -234,16 +255,16 @@ def resident_clusters(binary: bytes, size: int) -> int:
     try:
         ask(driver.cuCtxPushCurrent(context))
         try:
-            return _resident(driver, ask, binary, kernel.ClusterSelect(size))
+            return _resident(driver, ask, binary, launch)
         finally:
             ask(driver.cuCtxPopCurrent())
     finally:
         ask(driver.cuDevicePrimaryCtxRelease(device))
 
 
-def _resident(driver: Any, ask: Callable[[tuple[Any, ...]], Any], binary: bytes, facts: Any) -> int:
-    """Ask for `resident_clusters` in the current context; `facts` are those of the variant."""
-    size = facts.cluster
+def _resident(driver: Any, ask: Callable[[tuple[Any, ...]], Any], binary: bytes, launch: Mapping[str, int]) -> int:
+    """Ask for `resident_clusters` in the current context."""
+    size, shared_bytes = launch["cluster"], launch["shared_bytes"]
     library = ask(driver.cuLibraryLoadData(binary, None, None, 0, None, None, 0))
     try:
         (entry,) = ask(driver.cuLibraryEnumerateKernels(1, library))
@@ -251,14 +272,14 @@ def _resident(driver: Any, ask: Callable[[tuple[Any, ...]], Any], binary: bytes,
         attributes = driver.CUfunction_attribute
         ask(
             driver.cuFuncSetAttribute(
-                function, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, facts.shared_bytes
+                function, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes
             )
         )
         ask(driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = size * 1024, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = facts.threads, 1, 1
-        config.sharedMemBytes = facts.shared_bytes
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch["threads"], 1, 1
+        config.sharedMemBytes = shared_bytes
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         value = driver.CUlaunchAttributeValue()

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ._cute_compile import arch_of, capability, compile_kernel, device_index, installed
+from ._cute_compile import arch_of, capability, device_index, installed, load_or_compile
 from ._cute_launch import launch_arguments
 from ._family import Job
 from ._request import SelectRequest
+from ._validate import check_select
 
 LIST_CAPACITY = 8192
 """Elements that shared memory holds: order "value" sorts there."""
@@ -27,9 +28,11 @@ class RadixWideFamily:
 
     name = "radix_wide"
     capturable = True
+    oldest = (8, 0)
 
     def __init__(self) -> None:
         self._compiled: dict[_Variant, Callable[..., None]] = {}
+        self._warm: set[tuple[int, _Variant]] = set()
         self._lock = threading.Lock()
 
     def unmet(self, request: SelectRequest) -> str | None:
@@ -39,25 +42,39 @@ class RadixWideFamily:
             return f"radix_wide needs a CUDA device, input is on {device}"
         if not installed():
             return "radix_wide needs the packages nvidia-cutlass-dsl and apache-tvm-ffi"
-        if capability(device_index(device)) < (8, 0):
-            return f"radix_wide needs compute capability 8.0, {device} has {capability(device_index(device))}"
+        if capability(device_index(device)) < self.oldest:
+            return f"radix_wide needs compute capability {self.oldest}, {device} has {capability(device_index(device))}"
         if request.order == "value" and request.k > LIST_CAPACITY:
             return f'radix_wide serves order="value" for k <= {LIST_CAPACITY}, k is {request.k}'
         return None
 
     def precompile(self, arch: str) -> None:
-        """Compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
+        """Load or compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
         for dtype in _DTYPES.values():
             for grouped in (False, True):
                 self._function((arch, dtype, grouped))
 
+    def warm(self, request: SelectRequest) -> None:
+        """Load or compile the request's variant, and launch it on scores of its own, so that the device has it too."""
+        index = device_index(request.input.device)
+        variant = _variant(request, index)
+        if (index, variant) in self._warm:
+            return
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("kernel family 'radix_wide' cannot be warmed while the stream is being captured")
+        scores = torch.zeros(1, 8, dtype=request.input.dtype, device=request.input.device)
+        small = check_select(scores, 1, group=2 if variant[2] else 1)
+        self.run([Job(small, torch.empty(1, 1, dtype=torch.int32, device=scores.device), None)])
+        self._warm.add((index, variant))
+
     def run(self, jobs: Sequence[Job]) -> None:
-        """Launch each job on the current stream of its device; compiles what is still cold.
+        """Launch each job on the current stream of its device; loads or compiles what is still cold.
 
         Allocates nothing, waits for nothing, and can be captured in a CUDA graph once the variant is compiled.
 
         Raises:
             RuntimeError: the variant is cold and the stream is being captured; the stream was not touched.
+            KernelUnavailableError: the variant can be neither loaded nor compiled.
         """
         for job in jobs:
             index = device_index(job.request.input.device)
@@ -70,7 +87,7 @@ class RadixWideFamily:
     def _launch(self, job: Job, index: int) -> None:
         """Launch one job on the current device, which is number `index`."""
         request = job.request
-        variant = (arch_of(capability(index)), _DTYPES[request.input.dtype], request.group > 1 and not request.pooled)
+        variant = _variant(request, index)
         function = self._compiled.get(variant)
         if function is None:
             if torch.cuda.is_current_stream_capturing():
@@ -88,6 +105,11 @@ class RadixWideFamily:
             function = self._compiled.get(variant)
             if function is None:
                 arch, dtype, grouped = variant
-                function = compile_kernel("radix_wide_kernel", "RadixWide", (dtype, grouped), arch)
+                function = load_or_compile("radix_wide_kernel", "RadixWide", (dtype, grouped), arch).function
                 self._compiled[variant] = function
         return function
+
+
+def _variant(request: SelectRequest, index: int) -> _Variant:
+    """Return the variant that serves a request on CUDA device `index`."""
+    return arch_of(capability(index)), _DTYPES[request.input.dtype], request.group > 1 and not request.pooled

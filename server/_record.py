@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from prometheus_client import Counter, Histogram
 
+from topkd import kernels
+
 from ._execute import Batch
 from .metrics import ServerMetrics
 
@@ -26,6 +28,11 @@ class Recorder:
         self._requests: deque[tuple[Histogram, Counter, int]] = deque()
         self._batches: deque[tuple[int, Batch, Sequence[int]]] = deque()
         self._lock = threading.Lock()
+        self._compiled: int | None = None
+
+    def start(self) -> None:
+        """Counts compiles from now on."""
+        self._compiled = _compiled()
 
     def request(self, seconds: Histogram, count: Counter, nanoseconds: int) -> None:
         """Notes an answered request."""
@@ -41,6 +48,9 @@ class Recorder:
         """Puts everything noted into the metrics."""
         metrics = self._metrics
         with self._lock:
+            if self._compiled is not None and (compiled := _compiled()) != self._compiled:
+                metrics.compiles.inc(compiled - self._compiled)
+                self._compiled = compiled
             for _ in range(len(self._requests)):
                 seconds, count, nanoseconds = self._requests.popleft()
                 seconds.observe(nanoseconds * _NS)
@@ -54,3 +64,8 @@ class Recorder:
                 metrics.output_bytes.inc(batch.output_bytes)
                 for call, nanoseconds in zip(batch.calls, times, strict=True):
                     call.histogram.observe(nanoseconds * _NS)
+
+
+def _compiled() -> int:
+    """Returns how many kernels this process compiled; those loaded from the cache are not among them."""
+    return sum(count for (_, source), count in kernels.compiles().items() if source == "compiled")

@@ -88,6 +88,10 @@ class SelectionService:
         self._executor = Executor(backend, metrics, limits.max_message_bytes - (64 << 10))
         self._recorder = Recorder(metrics)
 
+    def start_figures(self) -> None:
+        """Counts compiles from now on: the server is ready."""
+        self._recorder.start()
+
     def flush_figures(self) -> None:
         """Puts what was noted of calls into the metrics."""
         self._recorder.flush()
@@ -110,7 +114,7 @@ class SelectionService:
 
     def _answer(
         self, method: str, run: Callable[[Session, bytes, Context], bytes]
-    ) -> Callable[[bytes, Context], bytes]:
+    ) -> Callable[[Session, bytes, Context], bytes]:
         """Wraps a method: finds the session, counts, times, and turns exceptions into statuses."""
         seconds: Histogram = self._metrics.request_seconds.labels(method)
         succeeded: Counter = self._metrics.requests.labels(method, "OK")
@@ -214,7 +218,7 @@ class SelectionService:
             raise FieldError(f"{count} items; 1 .. {self._limits.max_batch} (max_batch) are allowed", field="items")
 
     def create_plan(self, session: Session, message: bytes, context: Context) -> bytes:
-        """CreatePlan: validates and chooses; every kernel that can be chosen is warm since the start."""
+        """CreatePlan: validates, chooses and warms: the kernel is loaded, or compiled if the cache lacks it."""
         request = _parse(selection_pb2.CreatePlanRequest, message).selection
         self._enter(session, context)
         try:
@@ -223,7 +227,7 @@ class SelectionService:
             if decoder.inline:
                 raise FieldError("tensors of a plan lie in regions; inline data is for single calls", field="selection")
             self._executor.prepare([checked], ["selection."])
-            kernel, reason = kernels.choose(checked)
+            kernel, reason = kernels.warm_select(checked)
             plan = Plan(checked, kernel, reason, _regions_of(request))
             plan_id = session.add_plan(plan)
         finally:

@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ class Worker:
     def start(self) -> None:
         """Warms the kernels, starts to serve and tells the front."""
         self._backend.enter_thread()
-        families = warm_up(self._backend)
+        families = warm_up(self._backend, self._log)
+        self._service.start_figures()
         self._server.start()
         gc.collect()
         gc.freeze()
@@ -168,22 +170,44 @@ class Worker:
                 return  # the front is gone; the control loop sees it
 
 
-def warm_up(backend: Backend) -> list[dict[str, Any]]:
-    """Runs a selection of every family and dtype that the device serves; returns the families."""
+def warm_up(backend: Backend, log: _logging.Logger) -> list[dict[str, Any]]:
+    """Runs a selection of every family and dtype that the device serves.
+
+    A family whose kernels can be neither loaded nor compiled is logged and left out; the server goes on without it.
+
+    Returns:
+        The families and their dtypes.
+    """
+    from topkd import kernels
+
+    families = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name in kernels.kernels():
+            numbers = (tensor_pb2.D_TYPE_BFLOAT16, tensor_pb2.D_TYPE_FLOAT16, tensor_pb2.D_TYPE_FLOAT32)
+            dtypes = [int(number) for number in numbers if _warm_up(backend, log, name, number)]
+            if dtypes:
+                families.append({"name": name, "dtypes": dtypes})
+    for warning in caught:
+        log.warning("warm_up_warning", message=str(warning.message)[:500])
+    backend.run([])
+    return families
+
+
+def _warm_up(backend: Backend, log: _logging.Logger, name: str, dtype: int) -> bool:
+    """Runs selections of one family and dtype; returns whether it serves them."""
     import torch
 
     from topkd import kernels
 
-    families = []
-    for name in kernels.kernels():
-        dtypes = []
-        for number in (tensor_pb2.D_TYPE_BFLOAT16, tensor_pb2.D_TYPE_FLOAT16, tensor_pb2.D_TYPE_FLOAT32):
-            scores = torch.zeros((2, 256), dtype=DTYPES[number], device=backend.device)
-            if kernels.supports(name, scores, 16) is None:
-                dtypes.append(int(number))
-                for order in ("any", "value"):
-                    kernels.select_topk(scores, 16, order=order, values=True, kernel=name)
-        if dtypes:
-            families.append({"name": name, "dtypes": dtypes})
-    backend.run([])
-    return families
+    scores = torch.zeros((2, 256), dtype=DTYPES[dtype], device=backend.device)
+    if kernels.supports(name, scores, 16) is not None:
+        return False
+    try:
+        for order in ("any", "value"):
+            if kernels.supports(name, scores, 16, order=order, values=True) is None:
+                kernels.select_topk(scores, 16, order=order, values=True, kernel=name)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the other families serve
+        log.warning("kernel_unavailable", kernel=name, message=f"{type(error).__name__}: {error}"[:500])
+        return False
+    return True

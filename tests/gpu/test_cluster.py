@@ -76,9 +76,9 @@ def test_resident_clusters_are_asked_for_in_any_thread() -> None:
     family = ClusterFamily()
     with ThreadPoolExecutor(1) as pool:
         for size in SIZES[:-1]:
-            binary = family._code((arch_of(capability(0)), size, True))[1]
-            count = pool.submit(resident_clusters, binary, size).result()
-            assert count == resident_clusters(binary, size)
+            made = family._code((arch_of(capability(0)), size, True))
+            count = pool.submit(resident_clusters, made.binary, made.launch).result()
+            assert count == resident_clusters(made.binary, made.launch)
             assert size > 8 or count > 0
 
 

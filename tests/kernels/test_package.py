@@ -17,6 +17,7 @@ PUBLIC = [
     "TopKResult",
     "kernels",
     "merge_topk",
+    "precompile",
     "select_topk",
     "supports",
 ]
@@ -25,11 +26,13 @@ FOR_SERVERS = [
     "SelectRequest",
     "check_batch_overlap",
     "choose",
+    "compiles",
     "run_merge",
     "run_select",
     "run_select_batch",
     "validate_merge",
     "validate_select",
+    "warm_select",
 ]
 
 
