@@ -4,6 +4,7 @@
 #   TORCH_INDEX  package index to take torch from instead of pip's own
 #   NOVENV=1     make no environment: use PYTHON and what it can import (for a machine without a network)
 #   PYTEST_ARGS  more arguments for pytest
+#   GPU_WORKERS  processes that share the GPU tests (needs pytest-xdist; default: one after another)
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -14,6 +15,7 @@ PYTHON ?= python3
 VENV ?= .venv
 NOVENV ?=
 PYTEST_ARGS ?=
+GPU_WORKERS ?=
 export TORCH_INDEX ?=
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -88,7 +90,7 @@ docs: $(READY) ## Build the API documentation into build/docs; check the links o
 .PHONY: gpu-test gpu-record-check bench
 gpu-test: $(READY) ## Run the tests marked gpu and write tests/gpu/record.json
 	$(check-folder)
-	$(PY) tests/gpu/record.py run --tests build/check $(PYTEST_ARGS)
+	$(PY) tests/gpu/record.py run --tests build/check $(if $(GPU_WORKERS),--workers $(GPU_WORKERS)) $(PYTEST_ARGS)
 
 gpu-record-check: ## Say whether tests/gpu/record.json is of the code as it stands
 	@$(PYTHON) tests/gpu/record.py check

@@ -50,9 +50,13 @@ def _on_device(ordinal: int) -> Iterator[Any]:
     runtime = _bindings()
     before = _checked("cudaGetDevice", runtime.cudaGetDevice())
     _checked(f"cudaSetDevice({ordinal})", runtime.cudaSetDevice(ordinal))
+    # torch captures graphs in the mode "global", which a cudaMalloc or cudaFree of any other thread would break.
+    relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+    mode = _checked("cudaThreadExchangeStreamCaptureMode", runtime.cudaThreadExchangeStreamCaptureMode(relaxed))
     try:
         yield runtime
     finally:
+        runtime.cudaThreadExchangeStreamCaptureMode(mode)
         if before != ordinal:
             _checked(f"cudaSetDevice({before})", runtime.cudaSetDevice(before))
 

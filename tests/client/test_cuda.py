@@ -85,6 +85,7 @@ def test_a_call_in_capture_raises_before_anything_is_sent(client: topkd.Client) 
 
 
 @gpu
+@pytest.mark.exclusive
 def test_device_memory_is_freed_after_the_server_has_released_it(client: topkd.Client) -> None:
     client.connect()
     free = torch.cuda.mem_get_info()[0]

@@ -215,6 +215,7 @@ def _computing(workers: set[int]) -> int:
     return processes.wait_until(busy, 20, "a worker computes")
 
 
+@pytest.mark.exclusive
 def test_a_killed_front_takes_its_workers_along_and_the_client_comes_back(launch: Launch) -> None:
     free = torch.cuda.mem_get_info(0)[0]
     server = launch("cuda")

@@ -20,7 +20,7 @@ from tests.e2e.servers import Running
 from topkd.v1 import selection_pb2
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.gpu, pytest.mark.exclusive, pytest.mark.timeout(240)]
 MIB = 1 << 20
 
 

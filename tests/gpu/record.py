@@ -1,6 +1,7 @@
 """The record of the GPU tests: what ran where, on which code, with which outcome.
 
-    python tests/gpu/record.py run [--tests FOLDER] [PYTEST ARGUMENTS]   run the tests, write record.json and junit.xml
+    python tests/gpu/record.py run [--tests FOLDER] [--workers N] [PYTEST ARGUMENTS]
+                                                                         run the tests, write record.json and junit*.xml
     python tests/gpu/record.py check                                     is the record of the code as it stands?
 
 A machine without a GPU cannot run these tests, so their outcome is committed, with a hash of every file that it stands
@@ -26,6 +27,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path("tests/gpu/record.json")
 JUNIT = Path("tests/gpu/junit.xml")
+JUNIT_EXCLUSIVE = Path("tests/gpu/junit-exclusive.xml")
+TESTS = "gpu and not bench"
 PACKAGES = ("topkd", "torch", "grpcio", "protobuf", "numpy", "hypothesis", "pytest")
 SUPPORT = ("tests/*.py", "tests/**/conftest.py", "tests/conformance/*.py", "tests/data/*.npz")
 NOT_HASHED = ("tests/gpu/record.py", "tests/gpu/test_record.py")
@@ -123,15 +126,30 @@ def read_junit(path: Path) -> tuple[dict[str, int], set[str]]:
     return counts, files
 
 
-def run(folder: Path, arguments: list[str]) -> int:
-    """Runs the tests in a folder that holds a copy of tests/, and writes the record into the tree."""
+def run(folder: Path, arguments: list[str], workers: int | None = None) -> int:
+    """Runs the tests in a folder that holds a copy of tests/, and writes the record into the tree.
+
+    Args:
+        folder: Where pytest runs.
+        arguments: More of its arguments; with any, the record is of a part only.
+        workers: Processes that share the tests (pytest-xdist); those marked exclusive run before, one by one. None: all
+            run one by one.
+    """
     if differs := installed_differs(ROOT):
         raise SystemExit(f"record: the installed topkd is not of this tree: {', '.join(differs)}")
     about = device()
-    junit = ROOT / JUNIT
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", f"--junit-xml={junit}", *arguments]
-    status = subprocess.run(command, cwd=folder, check=False).returncode
-    counts, files = read_junit(junit)
+    passes = [(TESTS, JUNIT, list[str]())]
+    if workers is not None:
+        shared = ["-n", str(workers), "--dist", "worksteal"]
+        passes = [(f"{TESTS} and exclusive", JUNIT_EXCLUSIVE, []), (f"{TESTS} and not exclusive", JUNIT, shared)]
+    (ROOT / JUNIT_EXCLUSIVE).unlink(missing_ok=True)
+    status, counts, files = 0, {"passed": 0, "failed": 0, "skipped": 0}, set[str]()
+    for marks, junit, more in passes:
+        command = [sys.executable, "-m", "pytest", "-m", marks, f"--junit-xml={ROOT / junit}", *more, *arguments]
+        status = subprocess.run(command, cwd=folder, check=False).returncode or status
+        found, ran = read_junit(ROOT / junit)
+        counts = {name: count + found[name] for name, count in counts.items()}
+        files |= ran
     record = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": about,
@@ -188,10 +206,11 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run", help="run the tests marked gpu and write the record")
     runner.add_argument("--tests", type=Path, default=ROOT, metavar="FOLDER", help="folder to run pytest in")
+    runner.add_argument("--workers", type=int, metavar="N", help="processes that share the tests (pytest-xdist)")
     commands.add_parser("check", help="exit 0 if the record is of the code as it stands")
     args, rest = parser.parse_known_args(argv)
     if args.command == "run":
-        return run(args.tests, rest)
+        return run(args.tests, rest, args.workers)
     good, lines = check(ROOT)
     print(*lines, sep="\n")
     return 0 if good else 1
