@@ -226,7 +226,7 @@ def test_released_memory_is_the_devices_again(client: topkd.Client) -> None:
     torch.cuda.empty_cache()
     before = used_bytes()
     big = client.empty((1 << 28,), torch.float32)  # 1 GiB
-    assert used_bytes() - before >= 1 << 30
+    assert used_bytes() - before > (1 << 30) - 64 * MIB  # what earlier tests gave up may go meanwhile
     big.fill_(1)
     del big
     processes.wait_until(lambda: used_bytes() - before < 64 * MIB, 10, "1 GiB is free again")
