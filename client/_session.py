@@ -21,7 +21,7 @@ from topkd._paths import ATTACH_SOCKET, GRPC_SOCKET
 from topkd._regions import RegionIndex
 from topkd._side import SideConnection
 from topkd._types import Backend
-from topkd.errors import ProtocolError, RegionError, SessionLostError, TopkdError, UnavailableError
+from topkd.errors import AuthenticationError, ProtocolError, RegionError, SessionLostError, TopkdError, UnavailableError
 from topkd.v1 import control_pb2, control_pb2_grpc, selection_pb2, selection_pb2_grpc, side_pb2
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ class Session:
         if failure.code == "CANCELLED" and self.lost:
             return SessionLostError(f"session lost: {self._because}", code="UNAVAILABLE")
         result = _status.to_error(failure)
-        if isinstance(result, SessionLostError):
+        # A server that does not know the token which it gave has ended the session; the lease tells a moment later.
+        if isinstance(result, (SessionLostError, AuthenticationError)):
             self.lose(failure.message)
             return SessionLostError(f"session lost: {failure.message}", reason=failure.reason, code=failure.code)
         return result

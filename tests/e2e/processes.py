@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -14,6 +15,8 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
+_FIRST_PORT, _SLICE, _SLICES = 16_000, 400, 40
+_ports = itertools.count()
 
 
 def wait_until(probe: Callable[[], _T], timeout: float, what: str) -> _T:
@@ -99,7 +102,17 @@ def wait_until_busy(pid: int, seconds: float = 0.2, timeout: float = 10.0) -> No
 
 
 def free_port() -> int:
-    """Returns a TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Returns a TCP port that nobody listens on, and that no other process of this test run returns.
+
+    It is below the range from which the system takes the ports of outgoing connections (32768 and up).
+    """
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for place in _ports:
+        port = _FIRST_PORT + process % _SLICES * _SLICE + place % _SLICE
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("unreachable: the ports are counted for ever")
