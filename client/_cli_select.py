@@ -183,13 +183,14 @@ def _select_here(rows: _Rows, k: int, options: dict[str, Any]) -> _Answer:
     scores, options = _on_device(rows, options, device)
     started = time.perf_counter()
     try:
-        result = kernels.select_topk(scores, k, **options)
+        request = kernels.validate_select(scores, k, **options)
+        result = kernels.run_select(request)
     except (TypeError, ValueError) as error:
         raise CommandError(str(error)) from None
     indices = result.indices.cpu().numpy()
     took = time.perf_counter() - started
     values = None if result.values is None else _to_floats(result.values)
-    return _Answer(indices, values, options.get("kernel", "auto"), f"{device}, in process", took, None)
+    return _Answer(indices, values, kernels.choose(request)[0], f"{device}, in process", took, None)
 
 
 def _select_there(args: argparse.Namespace, rows: _Rows, options: dict[str, Any]) -> _Answer:

@@ -25,14 +25,23 @@ _TENSORS = frozenset((*_codec.SELECTION_TENSORS, *_codec.MERGE_TENSORS, "out_ind
 def select(entries: Sequence[Selection | PlanState]) -> list[SelectResult]:
     """Selects one after the other. An error leaves the outputs of the entries before it written."""
     kernels = _kernels()
+
+    def run(*arguments: Any, **options: Any) -> tuple[Any, str]:
+        request = kernels.validate_select(*arguments, **options)
+        return kernels.run_select(request), kernels.choose(request)[0]
+
     selections = [entry if isinstance(entry, Selection) else entry.selection for entry in entries]
-    return [_run(kernels.select_topk, selection, place, ("input", "k")) for place, selection in enumerate(selections)]
+    return [_run(run, selection, place, ("input", "k")) for place, selection in enumerate(selections)]
 
 
 def merge(merges: Sequence[Merge]) -> list[SelectResult]:
     """Merges one after the other."""
     kernels = _kernels()
-    return [_run(kernels.merge_topk, entry, place, ("values", "indices", "k")) for place, entry in enumerate(merges)]
+
+    def run(*arguments: Any, **options: Any) -> tuple[Any, str]:
+        return kernels.merge_topk(*arguments, **options), "merge"
+
+    return [_run(run, entry, place, ("values", "indices", "k")) for place, entry in enumerate(merges)]
 
 
 def _kernels() -> Any:
@@ -46,7 +55,7 @@ def _kernels() -> Any:
 
 
 def _run(
-    function: Callable[..., Any], entry: Selection | Merge, place: int, positional: tuple[str, ...]
+    function: Callable[..., tuple[Any, str]], entry: Selection | Merge, place: int, positional: tuple[str, ...]
 ) -> SelectResult:
     arguments = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
     first = arguments[positional[0]]
@@ -62,7 +71,7 @@ def _run(
     given = arguments.get("out_indices"), arguments.get("out_values")
     head = [arguments.pop(name) for name in positional]
     try:
-        result = function(*head, **arguments)
+        result, kernel = function(*head, **arguments)
     except (TypeError, ValueError) as error:
         kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
         raise kind(str(error), argument=getattr(error, "argument", ""), selection=place) from error
@@ -72,7 +81,7 @@ def _run(
         original if had is not None else _from_torch(output, numpy)
         for output, had, original in zip(outputs, given, originals, strict=True)
     )
-    return SelectResult(indices, values, str(getattr(result, "kernel", "")), local=True)
+    return SelectResult(indices, values, kernel, local=True)
 
 
 def _to_torch(name: str, value: Any, place: int) -> Any:

@@ -158,6 +158,7 @@ def test_computing_locally_without_a_server(tmp_path: Path) -> None:
         out = np.empty((2, 2), np.int32)
         result = client.select_topk(array, 2, order="value", values=True, out_indices=out)
         assert result.local
+        assert result.kernel == "torch"
         assert result.indices is out
         assert out.tolist() == [[9, 8], [0, 1]]
         assert result.values.tolist() == [[9, 8], [10, 9]]
