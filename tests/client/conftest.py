@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +58,15 @@ def harmed(start_server: StartServer) -> Iterator[Harmed]:
     harmed = Harmed(start_server(limit="queue=1"))
     yield harmed
     harmed.stop()
+
+
+def halt(pid: int) -> None:
+    """Stops a process by SIGSTOP, and returns when every thread of it has stopped: the signal alone comes later."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    while True:
+        states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+        if set(states) <= {"T", "t"}:
+            return
+        assert time.monotonic() < deadline, f"process {pid} does not stop: {states}"
+        time.sleep(0.001)

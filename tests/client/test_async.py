@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import topkd
-from tests.client.conftest import Harmed
+from tests.client.conftest import Harmed, halt
 from tests.client.test_loss import worker_of
 from tests.conftest import Server
 
@@ -52,7 +52,7 @@ def test_cancellation_and_loss(harmed: Harmed) -> None:
             array[:] = range(50)
             assert (await client.select_topk(array, 1)).indices.tolist() == [[49]]
             pid = worker_of(client, harmed)
-            os.kill(pid, signal.SIGSTOP)
+            halt(pid)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(client.select_topk(array, 1), 0.2)
             with pytest.raises(topkd.DeadlineExceededError):

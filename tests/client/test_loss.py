@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import topkd
-from tests.client.conftest import Harmed
+from tests.client.conftest import Harmed, halt
 from tests.conftest import Server
 from tests.e2e.processes import children, wait_until
 
@@ -87,7 +87,7 @@ def test_a_worker_killed_in_a_call(data: tuple[Harmed, topkd.Client, Any]) -> No
     check(other, np.array([[0, 0, 0, 0, 0, 1, 0, 0, 0, 0], [0] * 9 + [1]], np.float32))
     epoch = client.info().epoch
     pid = worker_of(client, server)
-    os.kill(pid, signal.SIGSTOP)
+    halt(pid)
     call = Background(lambda: client.select_topk(array, 1))
     time.sleep(0.3)
     killed = time.monotonic()
@@ -117,7 +117,7 @@ def test_a_front_killed_in_a_call_and_started_again(data: tuple[Harmed, topkd.Cl
     check(client, array)
     epoch = client.info().epoch
     stopped = worker_of(client, server)
-    os.kill(stopped, signal.SIGSTOP)
+    halt(stopped)
     call = Background(lambda: client.select_topk(array, 1))
     time.sleep(0.3)
     server.kill()
@@ -196,7 +196,7 @@ def test_a_deadline_passes_and_the_memory_is_not_reused_before_the_next_answer(
     server, client, array = data
     check(client, array)
     pid = worker_of(client, server)
-    os.kill(pid, signal.SIGSTOP)
+    halt(pid)
     with pytest.raises(topkd.DeadlineExceededError):
         client.select_topk(array, 1, timeout=0.2)
     session = client._core.session
@@ -211,7 +211,7 @@ def test_closing_the_client_ends_its_calls(data: tuple[Harmed, topkd.Client, Any
     server, client, array = data
     check(client, array)
     pid = worker_of(client, server)
-    os.kill(pid, signal.SIGSTOP)
+    halt(pid)
     call = Background(lambda: client.select_topk(array, 1))
     time.sleep(0.2)
     client.close()
@@ -227,7 +227,7 @@ def test_a_full_queue_is_tried_again_until_the_deadline(data: tuple[Harmed, topk
         call.join()
     assert [call.error for call in calls] == [None] * 6
     pid = worker_of(client, server)
-    os.kill(pid, signal.SIGSTOP)
+    halt(pid)
     calls = [Background(lambda: client.select_topk(array, 1, timeout=0.7)) for _ in range(2)]
     for call in calls:
         call.join()
