@@ -233,14 +233,9 @@ def select(core: Core, selections: Sequence[Selection | PlanState], timeout: flo
     def prepare(session: Session, may_grow: bool) -> Prepared:
         return prepare_selections(session, core.arena, selections, may_grow)
 
-    try:
-        prepared, reply = yield from _call(core, "select_topk", prepare, timeout)
-    except UnavailableError:
-        if not core.options.local:
-            raise
-        local: list[SelectResult] = yield Blocking(partial(_local.select, selections))
-        return local
-    return _results(prepared, reply, len(selections))
+    return (
+        yield from _served(core, "select_topk", prepare, partial(_local.select, selections), len(selections), timeout)
+    )
 
 
 def merge(core: Core, merges: Sequence[Merge], timeout: float | None) -> Flow[list[SelectResult]]:
@@ -249,17 +244,25 @@ def merge(core: Core, merges: Sequence[Merge], timeout: float | None) -> Flow[li
     def prepare(session: Session, may_grow: bool) -> Prepared:
         return prepare_merges(session, core.arena, merges, may_grow)
 
+    return (yield from _served(core, "merge_topk", prepare, partial(_local.merge, merges), len(merges), timeout))
+
+
+def _served(
+    core: Core,
+    method: str,
+    prepare: Callable[[Session, bool], Prepared],
+    compute: Callable[[], list[SelectResult]],
+    count: int,
+    timeout: float | None,
+) -> Flow[list[SelectResult]]:
+    """Calls the server; computes here while none is there, if the client may. `count` is the number of entries."""
     try:
-        prepared, reply = yield from _call(core, "merge_topk", prepare, timeout)
+        prepared, reply = yield from _call(core, method, prepare, timeout)
     except UnavailableError:
         if not core.options.local:
             raise
-        local: list[SelectResult] = yield Blocking(partial(_local.merge, merges))
+        local: list[SelectResult] = yield Blocking(compute)
         return local
-    return _results(prepared, reply, len(merges))
-
-
-def _results(prepared: Prepared, reply: Any, count: int) -> list[SelectResult]:
     if len(reply.results) != count:
         raise ProtocolError(f"the server sent {len(reply.results)} results for {count} entries")
     return prepared.results(reply)

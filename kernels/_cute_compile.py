@@ -102,20 +102,12 @@ def watch(see: Callable[[Made], None]) -> Iterator[None]:
 
 
 def compile_kernel(module: str, name: str, facts: tuple[Any, ...], arch: str, options: str = "") -> Callable[..., None]:
-    """Return the launcher of one variant; see `load_or_compile`.
+    """Compile one variant anew, past the cache, and return its launcher; arguments as `load_or_compile`'s.
 
-    Options that keep the compiler's files (`--keep-ptx --dump-dir=...`) have it compiled, whatever the cache holds.
-    Where they keep the GPU binary and nothing else it comes from there as well.
+    For the files that the compiler keeps on request (`--keep-ptx --dump-dir=...`).
     """
-    words = options.replace("=", " ").split()
-    if len(words) == 3 and sorted(words)[:2] == ["--dump-dir", "--keep-cubin"]:
-        made = load_or_compile(module, name, facts, arch)
-        Path(words[words.index("--dump-dir") + 1], f"{name}.cubin").write_bytes(made.binary)
-        return made.function
-    if options:
-        with _COMPILING:
-            return _compile(Variant(module, name, facts, arch, options)).function
-    return load_or_compile(module, name, facts, arch).function
+    with _COMPILING:
+        return _compile(Variant(module, name, facts, arch, options)).function
 
 
 def load_or_compile(module: str, name: str, facts: tuple[Any, ...], arch: str, options: str = "") -> Made:

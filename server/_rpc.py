@@ -75,13 +75,10 @@ class SelectionService:
         draining: no new work is taken.
     """
 
-    def __init__(
-        self, backend: Backend, sessions: SessionTable, limits: ServerLimits, metrics: ServerMetrics, log: Logger
-    ) -> None:
+    def __init__(self, backend: Backend, limits: ServerLimits, metrics: ServerMetrics, log: Logger) -> None:
         self.draining = False
         self.queue = TurnQueue()
         self._backend = backend
-        self._sessions = sessions
         self._limits = limits
         self._metrics = metrics
         self._log = log
@@ -115,7 +112,7 @@ class SelectionService:
     def _answer(
         self, method: str, run: Callable[[Session, bytes, Context], bytes]
     ) -> Callable[[Session, bytes, Context], bytes]:
-        """Wraps a method: finds the session, counts, times, and turns exceptions into statuses."""
+        """Wraps a method: counts, times, and turns exceptions into statuses. The interceptor has found the session."""
         seconds: Histogram = self._metrics.request_seconds.labels(method)
         succeeded: Counter = self._metrics.requests.labels(method, "OK")
         note, clock = self._recorder.request, time.perf_counter_ns

@@ -53,7 +53,7 @@ class Worker:
         self._ending = threading.Lock()
         self._backend = open_backend(options.device, options.cpu_threads)
         self._sessions = SessionTable()
-        self._service = SelectionService(self._backend, self._sessions, self._limits, self._metrics, log)
+        self._service = SelectionService(self._backend, self._limits, self._metrics, log)
         interceptor = TokenInterceptor(self._sessions, self._metrics)
         self._server = make_server(self._service, interceptor, self._limits, f"unix:{options.socket}")
         Path(options.socket).chmod(SOCKET_MODE)

@@ -19,6 +19,7 @@ from tests.case import Case
 from tests.conformance.backends import Backend
 from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
+from tests.kernels.emulated_memory import bytes_of, place
 from topkd.kernels import TopKResult, validate_select
 from topkd.kernels._cute_compile import compile_kernel, installed
 from topkd.kernels._cute_launch import launch_arguments
@@ -372,25 +373,6 @@ def run_cluster(ctas: list[Cta], row: int, seed: int = 0) -> None:
         turns += 1
         if turns > 60_000:
             raise ptx.PtxError("a wait that nobody ends")
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-
-
-def place(memory: ptx.GlobalMemory, tensor: torch.Tensor, written: bool) -> int:
-    """Copy a tensor's storage in, allow access to its elements only, and return the address of its first."""
-    whole = bytes_of(tensor)
-    offset = tensor.data_ptr() - whole.data_ptr()
-    start = memory.add(whole.numpy(), skew=whole.data_ptr() % 256)
-    first = start - memory.BASE
-    memory.readable[first : first + whole.numel()] = False
-    rows, stride = (1, 0) if tensor.dim() == 1 else (tensor.shape[0], tensor.stride(0) * tensor.element_size())
-    size = tensor.shape[-1] * tensor.element_size()
-    allowed = memory.writable if written else memory.readable
-    for row in range(rows):
-        allowed[first + offset + row * stride :][:size] = True
-    return start + offset
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from topkd.kernels import validate_select
-from topkd.kernels._cute_compile import arch_of, compile_kernel, installed
+from topkd.kernels._cute_compile import arch_of, installed, load_or_compile
 from topkd.kernels._cute_launch import flags_word, launch_arguments
 from topkd.kernels._family import Job
 from topkd.kernels.radix_wide import RadixWideFamily
@@ -95,10 +94,8 @@ def resources(cubin: bytes) -> dict[int, list[int]]:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_every_variant_compiles_without_spills(dtype: str, grouped: bool, arch: str, tmp_path: Path) -> None:
-    options = f"--keep-cubin --dump-dir {tmp_path}"
-    compile_kernel("radix_wide_kernel", "RadixWide", (dtype, grouped), arch, options)
-    (cubin,) = tmp_path.glob("*.cubin")
-    found = resources(cubin.read_bytes())
+def test_every_variant_compiles_without_spills(dtype: str, grouped: bool, arch: str) -> None:
+    made = load_or_compile("radix_wide_kernel", "RadixWide", (dtype, grouped), arch)
+    found = resources(made.binary)
     assert set(found[FRAME_SIZE]) == {0}
     assert max(found[REGISTERS]) <= 64  # 1,024 threads share 65,536

@@ -14,6 +14,7 @@ from tests.case import Case
 from tests.conformance.backends import Backend
 from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
+from tests.kernels.emulated_memory import bytes_of, place
 from topkd.kernels import SelectRequest, TopKResult, validate_select
 from topkd.kernels._cute_compile import compile_kernel, installed
 from topkd.kernels._cute_launch import launch_arguments
@@ -72,7 +73,7 @@ class Emulated:
         tensors += [request.row_to_table, request.table_starts, request.input, job.indices, job.values]
         for tensor in tensors:
             if tensor is not None and tensor.numel():
-                places[tensor.data_ptr()] = _place(memory, tensor, tensor is job.indices or tensor is job.values)
+                places[tensor.data_ptr()] = place(memory, tensor, tensor is job.indices or tensor is job.values)
         for at in POINTERS:
             arguments[at] = places.get(arguments[at], arguments[at])
         *arguments, rows = arguments
@@ -81,7 +82,7 @@ class Emulated:
             cta.run(row)
         for output in (job.indices, job.values):
             if output is not None:
-                whole = _storage(output)
+                whole = bytes_of(output)
                 start = places[output.data_ptr()] - (output.data_ptr() - whole.data_ptr())
                 whole.numpy()[:] = memory.get(start, np.uint8, whole.numel())
 
@@ -93,25 +94,6 @@ def _job(request: SelectRequest) -> Job:
     if values is None and request.values:
         values = torch.empty(request.output_shape, dtype=request.input.dtype)
     return Job(request, indices, values)
-
-
-def _storage(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-
-
-def _place(memory: ptx.GlobalMemory, tensor: torch.Tensor, written: bool) -> int:
-    """Copy a tensor's storage in, allow access to its elements only, and return the address of its first."""
-    whole = _storage(tensor)
-    offset = tensor.data_ptr() - whole.data_ptr()
-    start = memory.add(whole.numpy(), skew=whole.data_ptr() % 256)
-    first = start - memory.BASE
-    memory.readable[first : first + whole.numel()] = False
-    rows, stride = (1, 0) if tensor.dim() == 1 else (tensor.shape[0], tensor.stride(0) * tensor.element_size())
-    size = tensor.shape[-1] * tensor.element_size()
-    allowed = memory.writable if written else memory.readable
-    for row in range(rows):
-        allowed[first + offset + row * stride :][:size] = True
-    return start + offset
 
 
 @pytest.fixture(scope="session")
