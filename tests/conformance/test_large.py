@@ -12,7 +12,7 @@ from tests.conformance.backends import Backend, InProcess, strided
 from tests.oracle import Case, check
 from tests.patterns import fill
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.exclusive]
 
 
 def judged(backend: Backend, scores: torch.Tensor, some: list[int], **options: Any) -> None:
@@ -44,6 +44,7 @@ def test_row_offset_past_2_to_31(backend: Backend) -> None:
     judged(backend, scores, [0, 1, 2])
 
 
+@pytest.mark.parametrize("backend", ["inprocess-cuda", "remote-cuda"], indirect=True)  # minutes on a CPU
 def test_more_than_2_to_31_members(backend: Backend) -> None:
     rows, width = 16500, 131072
     scores = backend.api.empty(rows * width, torch.bfloat16).view(rows, width)
