@@ -1,11 +1,13 @@
 """A bare grpcio server on a Unix socket, which answers every call with bytes of one size: what gRPC itself costs.
 
-`python echo.py SOCKET REPLY_BYTES`; ends when its standard input does.
+`python echo.py SOCKET REPLY_BYTES`; ends when its standard input does. The first 8 bytes of a request (little-endian)
+are the nanoseconds for which the server keeps busy before it answers.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -16,7 +18,16 @@ METHOD = "/echo.Echo/Echo"
 def main(path: str, reply_bytes: int) -> None:
     """Serves until standard input ends."""
     reply = bytes(reply_bytes)
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(lambda _request, _context: reply)
+
+    def answer(request: bytes, _context: object) -> bytes:
+        busy = int.from_bytes(request[:8], "little")
+        if busy:
+            end = time.perf_counter_ns() + busy
+            while time.perf_counter_ns() < end:
+                pass
+        return reply
+
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(answer)
     server = grpc.server(ThreadPoolExecutor(8), options=(("grpc.so_reuseport", 0),))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo.Echo", {"Echo": handler}),))
     server.add_insecure_port(f"unix:{path}")

@@ -1,8 +1,10 @@
 """What a remote selection costs beyond the selection itself, beside a bare gRPC call of the same size.
 
-Three processes: this one, a topkd server, and a grpcio server that answers with bytes (`echo`). Calls of both kinds
-take turns, so that whatever else the machine does meets both alike. From each selection's round trip the device time
-that the server reports for it is subtracted.
+Three processes: this one, a topkd server, and a grpcio server that answers with bytes (`echo`). Calls of all kinds
+take turns, so that whatever else the machine does meets all alike. From each selection's round trip the device time
+that the server reports for it is subtracted. Of the bare calls one is through a channel as `grpc.insecure_channel`
+makes it; one through a channel with the client library's options, which make it faster; and one whose server is kept
+busy for as long as a selection takes (subtracted too): a process that has waited longer wakes more slowly.
 
     python -m tests.bench.overhead [--device cpu|cuda] [--calls N] [--json FILE]
 """
@@ -19,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +57,22 @@ class Overhead:
         device: the server's device.
         calls: of each kind.
         echo_p50, echo_p90: the bare call.
+        tuned_p50: the bare call through a channel with the client's options.
+        busy_p50: the same with a server that is busy for as long as a selection computes, less that time.
         select_p50, select_p90: `select_topk` less its device time.
         plan_p50: a plan's run less its device time.
         batch_p50: `select_topk_batch` of 64 less its device time.
         device_p50: device time of one selection.
-        ratio, plan_ratio: to the bare call, by p50.
+        ratio, plan_ratio: of `select_p50` and `plan_p50` to `echo_p50`.
+        tuned_ratio, busy_ratio: of `select_p50` to `tuned_p50` and `busy_p50`.
     """
 
     device: str
     calls: int
     echo_p50: float
     echo_p90: float
+    tuned_p50: float
+    busy_p50: float
     select_p50: float
     select_p90: float
     plan_p50: float
@@ -72,11 +80,15 @@ class Overhead:
     device_p50: float
     ratio: float
     plan_ratio: float
+    tuned_ratio: float
+    busy_ratio: float
 
     def __str__(self) -> str:
         lines = (
             f"overhead of a remote selection, {WIDTH} f32, k={K}, {self.device}, {self.calls} calls of each kind, us",
             f"  bare gRPC call          p50 {self.echo_p50:7.0f}  p90 {self.echo_p90:7.0f}",
+            f"    with client's options p50 {self.tuned_p50:7.0f}               to it {self.tuned_ratio:.2f}",
+            f"    and as long a compute p50 {self.busy_p50:7.0f}               to it {self.busy_ratio:.2f}",
             f"  select_topk - compute   p50 {self.select_p50:7.0f}  p90 {self.select_p90:7.0f}  ratio {self.ratio:.2f}",
             f"  plan - compute          p50 {self.plan_p50:7.0f}               ratio {self.plan_ratio:.2f}",
             f"  batch of {BATCH} - compute   p50 {self.batch_p50:7.0f}               {self.batch_p50 / BATCH:.1f} each",
@@ -97,8 +109,13 @@ def message_sizes() -> tuple[int, int]:
 
 
 @contextmanager
-def echo_call(folder: Path) -> Iterator[Callable[[], float]]:
-    """Starts the bare server; yields a call of it that returns 0: nothing is computed."""
+def echo_calls(folder: Path, busy: Callable[[], float]) -> Iterator[dict[str, Callable[[], float]]]:
+    """Starts the bare server; yields calls of it, which return the seconds that it was busy.
+
+    Args:
+        folder: for its socket.
+        busy: returns the seconds for which the server of the call `busy` is to be busy.
+    """
     request_bytes, reply_bytes = message_sizes()
     path = folder / "echo.sock"
     command = [sys.executable, str(Path(__file__).with_name("echo.py")), str(path), str(reply_bytes)]
@@ -106,15 +123,24 @@ def echo_call(folder: Path) -> Iterator[Callable[[], float]]:
         try:
             if process.stdout is None or process.stdout.readline() != b"ready\n":
                 raise RuntimeError("the bare server did not start")
-            with grpc.insecure_channel(f"unix:{path}", CHANNEL_OPTIONS) as channel:
-                method: Any = channel.unary_unary(METHOD)
+            target = f"unix:{path}"
+            with grpc.insecure_channel(target) as bare, grpc.insecure_channel(target, CHANNEL_OPTIONS) as tuned:
                 request = bytes(request_bytes)
 
-                def call() -> float:
+                def call(method: Any) -> float:
                     method(request, timeout=30.0)
                     return 0.0
 
-                yield call
+                def call_busy(method: Any) -> float:
+                    nanoseconds = int(busy() * 1e9)
+                    method(nanoseconds.to_bytes(8, "little") + request[8:], timeout=30.0)
+                    return nanoseconds * 1e-9
+
+                yield {
+                    "echo": partial(call, bare.unary_unary(METHOD)),
+                    "tuned": partial(call, tuned.unary_unary(METHOD)),
+                    "busy": partial(call_busy, tuned.unary_unary(METHOD)),
+                }
         finally:
             process.kill()
 
@@ -165,12 +191,15 @@ def measure(device: str = "cpu", calls: int = 2000) -> Overhead:
     server = Running(folder / "0", device)
     try:
         server.start()
-        with echo_call(folder) as echo, topkd.Client(server.socket_dir) as client:
-            kinds = {"echo": echo, **selection_calls(client, device)}
+        computed = [0.0]
+        with echo_calls(folder, lambda: computed[0]) as echoes, topkd.Client(server.socket_dir) as client:
+            kinds = echoes | selection_calls(client, device)
             server.settle()
             batch = {"batch": kinds.pop("batch")}  # by itself: it is too long to stand between the others
             for turns in (kinds, batch):
-                take_turns(turns, WARM)
+                warm = take_turns(turns, WARM)
+                if "select" in warm:
+                    computed[0] = float(np.median(warm["select"][1]))
             taken = take_turns(kinds, calls) | take_turns(batch, calls // 4)
             name = client.info().device.name
     finally:
@@ -185,6 +214,8 @@ def measure(device: str = "cpu", calls: int = 2000) -> Overhead:
         calls=calls,
         echo_p50=us("echo", 50),
         echo_p90=us("echo", 90),
+        tuned_p50=us("tuned", 50),
+        busy_p50=us("busy", 50),
         select_p50=us("select", 50),
         select_p90=us("select", 90),
         plan_p50=us("plan", 50),
@@ -192,6 +223,8 @@ def measure(device: str = "cpu", calls: int = 2000) -> Overhead:
         device_p50=float(np.median(taken["select"][1])) * 1e6,
         ratio=us("select", 50) / us("echo", 50),
         plan_ratio=us("plan", 50) / us("echo", 50),
+        tuned_ratio=us("select", 50) / us("tuned", 50),
+        busy_ratio=us("select", 50) / us("busy", 50),
     )
 
 
