@@ -58,23 +58,34 @@ def info_document(info: ServerInfo) -> dict[str, Any]:
 
 
 def _health(args: argparse.Namespace) -> int:
+    from topkd._options import target_directory
+    from topkd._paths import device_directories
+
     status, detail = health_status(args)
+    directory = target_directory(args.target)
+    names = device_directories(directory) if directory is not None else {}
+    devices = {name: health_status(args, name)[0] for name in names}
     if args.json:
-        print_json({"status": status, "detail": detail})
+        print_json({"status": status, "detail": detail, **({"devices": devices} if devices else {})})
     else:
         print(f"{status}: {detail}" if detail else status)
+        print(*(f"{name}  {state}" for name, state in devices.items()), sep="\n", end="\n" if devices else "")
     return 0 if status == "SERVING" else 1
 
 
-def health_status(args: argparse.Namespace) -> tuple[str, str]:
+def health_status(args: argparse.Namespace, service: str = "") -> tuple[str, str]:
     """Asks the health service.
+
+    Args:
+        args: Where, and for how long.
+        service: The device that is meant, of a server of several; "" for all of it.
 
     Returns:
         The status ("UNREACHABLE" where nobody answered), and what there is to say about it.
     """
     import grpc
 
-    from topkd._core import target_directory
+    from topkd._options import target_directory
     from topkd._paths import GRPC_SOCKET
     from topkd._session import open_tcp_channel
 
@@ -84,15 +95,17 @@ def health_status(args: argparse.Namespace) -> tuple[str, str]:
     else:
         channel = open_tcp_channel(args.target, tls_options(args))
     with channel:
-        check = channel.unary_unary(_CHECK, request_serializer=_no_bytes, response_deserializer=_read_status)
+        check = channel.unary_unary(_CHECK, request_serializer=_write_request, response_deserializer=_read_status)
         try:
-            return check(None, timeout=args.timeout), ""
+            return check(service, timeout=args.timeout), ""
         except grpc.RpcError as error:
             return "UNREACHABLE", f"{error.code().name}: {error.details()}"
 
 
-def _no_bytes(_request: None) -> bytes:
-    return b""  # a HealthCheckRequest of the whole server
+def _write_request(service: str) -> bytes:
+    """Writes a HealthCheckRequest, which is one text of less than 128 bytes."""
+    name = service.encode()
+    return b"\x0a" + bytes([len(name)]) + name if name else b""
 
 
 def _read_status(data: bytes) -> str:

@@ -32,6 +32,12 @@ def add_commands(commands: Any) -> None:
         metavar="NAME",
         help='"auto" (a GPU if there is one; the default), "cpu", "cuda", "cuda:N" or a UUID',
     )
+    add(
+        "--devices",
+        metavar="LIST",
+        help='a server for each of several devices, in folders of the socket directory: "all" GPUs, "cpu:N", or '
+        '"cuda:N" and UUIDs separated by commas',
+    )
     add("--socket-dir", type=Path, metavar="DIR", help="directory of the sockets (default: see docs/operations.md)")
     add(
         "--allow-uid",
@@ -84,6 +90,7 @@ def add_commands(commands: Any) -> None:
     add = watch.add_argument
     add("--metrics-host", metavar="HOST", help="address of /metrics (default 127.0.0.1)")
     add("--metrics-port", type=_port, metavar="PORT|off", help="port of /metrics (default 9477; 0: any free one)")
+    add("--health-address", metavar="HOST:PORT", help="answer health checks there, in plain text (default: off)")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="default: info")
     add("--log-format", choices=["json", "console"], help="on standard error (default: json)")
     add_json(parser)
@@ -121,6 +128,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
 def _run(args: argparse.Namespace) -> int:
     try:
         from topkd.server.config import ConfigError, ServerConfig, ServerLimits
+        from topkd.server.fleet import serve_fleet
         from topkd.server.front import serve
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "topkd":
@@ -130,6 +138,8 @@ def _run(args: argparse.Namespace) -> int:
             "(without kernels for GPUs: 'topkd[cpu-server]')"
         ) from None
     given = options(args)
+    if args.device and args.devices:
+        raise CommandError("--device and --devices exclude each other")
     for name in given:
         if name.startswith("max_") and name not in ServerLimits.__dataclass_fields__:
             known = ", ".join(limit.removeprefix("max_") for limit in ServerLimits.__dataclass_fields__)
@@ -138,4 +148,4 @@ def _run(args: argparse.Namespace) -> int:
         config = ServerConfig.from_environment(**given)
     except ConfigError as error:
         raise CommandError(str(error)) from None
-    return serve(config) or 0
+    return serve(config) if config.devices is None else serve_fleet(config)

@@ -14,7 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from topkd import _session
-from topkd._options import Deadline, Options, backoff, target_directory
+from topkd._options import Deadline, Options, backoff, directory_of_device, target_directory
 from topkd._pool import Pool
 from topkd.errors import ClientClosedError, ForkError, UnavailableError
 from topkd.v1 import control_pb2
@@ -153,7 +153,8 @@ class Core(Pool):
     def _open(self, request: control_pb2.AttachRequest, timeout: float) -> Session:
         directory = target_directory(self.options.target)
         if directory is not None:
-            return _session.open_local(directory, request, timeout)
+            folder = directory_of_device(directory, self.options.device_uuid)
+            return _session.open_local(folder, request, timeout)
         channel = _session.open_tcp_channel(str(self.options.target), self.options.tls)
         return _session.open_remote(channel, request, self.options.token, timeout)
 

@@ -65,11 +65,16 @@ def _memfd_error() -> str:
 
 def _look_at_server(args: argparse.Namespace) -> dict[str, Any]:
     from topkd._cli_info import health_status
-    from topkd._core import target_directory
+    from topkd._options import directory_of_device, target_directory
+    from topkd.errors import ArgumentValueError
 
     directory = target_directory(args.target)
     facts: dict[str, Any] = {"target": str(directory or args.target)}
     if directory is not None:
+        try:
+            directory = directory_of_device(directory, "")
+        except ArgumentValueError as error:
+            return facts | {"directory": str(directory), "directory_error": str(error)}
         facts |= {"directory": str(directory), **_look_at_directory(directory)}
         if facts["directory_error"] or facts["socket_error"]:
             return facts

@@ -8,11 +8,19 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from topkd._paths import find_socket_dir
+from topkd._paths import device_directories, find_socket_dir
 from topkd._types import TlsOptions
 from topkd.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Deadline", "Options", "backoff", "check_options", "check_security", "target_directory"]
+__all__ = [
+    "Deadline",
+    "Options",
+    "backoff",
+    "check_options",
+    "check_security",
+    "directory_of_device",
+    "target_directory",
+]
 
 
 class Deadline:
@@ -57,6 +65,30 @@ def target_directory(target: str | os.PathLike[str] | None) -> Path | None:
     if "/" not in text and text.rpartition(":")[2].isdecimal():
         return None
     return Path(text)
+
+
+def directory_of_device(directory: Path, device_uuid: str) -> Path:
+    """Returns where a device's server is: the directory itself, or a folder of it where one serves several devices.
+
+    Args:
+        directory: What the target names.
+        device_uuid: The device's name, "" if the client named none.
+
+    Raises:
+        ArgumentValueError: There are several, and the client named none or another.
+    """
+    folders = device_directories(directory)
+    if not folders:
+        return directory
+    named = "cpu-" if device_uuid == "CPU" else device_uuid
+    fitting = [path for name, path in folders.items() if name.startswith(named)]
+    if len(fitting) == 1:
+        return fitting[0]
+    which = "has servers of several devices" if fitting else f"has no server of {device_uuid!r}"
+    raise ArgumentValueError(
+        f"{directory} {which}; there are {', '.join(folders)}: name one (device=...), or its folder as the target",
+        argument="device",
+    )
 
 
 def check_options(target: object, timeout: object, attach_timeout: object, on_unavailable: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["ATTACH_SOCKET", "GRPC_SOCKET", "default_socket_dir", "find_socket_dir"]
+__all__ = ["ATTACH_SOCKET", "GRPC_SOCKET", "default_socket_dir", "device_directories", "find_socket_dir"]
 
 ATTACH_SOCKET = "attach.sock"
 """File name of the side socket in a socket directory."""
@@ -14,6 +14,7 @@ GRPC_SOCKET = "grpc.sock"
 """File name of the front's gRPC socket in a socket directory."""
 
 _SYSTEM_DIR = Path("/run/topkd")
+_DEVICES = ("GPU-", "MIG-", "cpu-")
 
 
 def _personal_dir() -> Path:
@@ -44,6 +45,16 @@ def find_socket_dir() -> Path:
     if os.environ.get("TOPKD_SOCKET_DIR"):
         return default_socket_dir()
     for directory in (default_socket_dir(), _personal_dir(), _SYSTEM_DIR):
-        if os.access(directory / ATTACH_SOCKET, os.R_OK | os.W_OK):
+        if os.access(directory / GRPC_SOCKET, os.R_OK | os.W_OK):
             return directory
     return default_socket_dir()
+
+
+def device_directories(directory: Path) -> dict[str, Path]:
+    """Returns the socket directories of a server of several devices, by the device's name; of one device, none.
+
+    They stay while a device's server is started anew, so that a client of it waits and does not take another.
+    """
+    if (directory / ATTACH_SOCKET).exists() or not os.access(directory, os.R_OK | os.X_OK):
+        return {}
+    return {path.name: path for path in sorted(directory.iterdir()) if path.name.startswith(_DEVICES) and path.is_dir()}

@@ -41,6 +41,8 @@ _CHANNEL_OPTIONS: Final = (
 )
 _TCP_OPTIONS: Final = (
     *_CHANNEL_OPTIONS,
+    # A name may have the addresses of many servers: each session takes one of them, all its calls go there.
+    ("grpc.service_config", '{"loadBalancingConfig":[{"pick_first":{"shuffleAddressList":true}}]}'),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 )

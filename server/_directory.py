@@ -12,7 +12,14 @@ from typing import Self
 
 from topkd._paths import ATTACH_SOCKET, GRPC_SOCKET
 
-__all__ = ["ATTACH_SOCKET", "GRPC_SOCKET", "DirectoryError", "SocketDirectory", "worker_socket_name"]
+__all__ = [
+    "ATTACH_SOCKET",
+    "GRPC_SOCKET",
+    "DirectoryError",
+    "SocketDirectory",
+    "make_directory",
+    "worker_socket_name",
+]
 
 DIRECTORY_MODE = 0o750
 SOCKET_MODE = 0o660
@@ -42,7 +49,7 @@ class SocketDirectory:
             DirectoryError: unsafe owner or mode, or another server holds the lock.
         """
         self.path = Path(path)
-        _make(self.path, group)
+        make_directory(self.path, group)
         _check(self.path)
         self._lock_fd = _lock(self.path)
         self.remove_sockets()
@@ -80,7 +87,8 @@ class SocketDirectory:
         self.close()
 
 
-def _make(path: Path, group: int | None) -> None:
+def make_directory(path: Path, group: int | None) -> None:
+    """Makes a directory, the group's if one is given; one that is there is left as it is. Raises DirectoryError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(DIRECTORY_MODE)

@@ -16,10 +16,13 @@ from topkd.v1 import control_pb2_grpc
 
 from ._front_rpc import ControlService, TokenInterceptor, service_names
 from ._tokens import digest
-from .config import ConfigError, ServerConfig
+from .config import ConfigError, ServerConfig, split_address
 from .metrics import MergedCollector
 
-__all__ = ["MetricsServer", "bind_tcp", "make_server", "read_attach_token"]
+__all__ = ["LIVE", "MetricsServer", "bind_tcp", "make_health_server", "make_server", "read_attach_token"]
+
+LIVE = "live"
+"""Name under which the health service says that the process itself is well, whatever its devices are."""
 
 _SHORTEST_TOKEN = 16
 
@@ -47,6 +50,23 @@ def make_server(
     reflection.enable_server_reflection(service_names(), server)
     if extra:
         server.add_generic_rpc_handlers(extra)
+    return server
+
+
+async def make_health_server(address: str, health_service: health.aio.HealthServicer) -> grpc.aio.Server:
+    """Starts a server that answers health checks alone, without TLS or a token: it tells nothing else.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    split_address(address, "health_address")
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(f"health_address {address} cannot be bound: {error}") from error
+    await server.start()
     return server
 
 
@@ -99,16 +119,25 @@ class MetricsServer:
 
     @classmethod
     def start(cls, config: ServerConfig, collector: MergedCollector, version: str) -> "MetricsServer | None":
-        """Starts it, unless it is switched off.
+        """Starts it for one front, unless it is switched off.
+
+        Raises:
+            ConfigError: the port cannot be bound.
+        """
+        registry = CollectorRegistry()
+        registry.register(collector)
+        registry.register(_BuildInfo(version))
+        return cls.open(config, registry)
+
+    @classmethod
+    def open(cls, config: ServerConfig, registry: CollectorRegistry) -> "MetricsServer | None":
+        """Starts it for a registry, unless it is switched off.
 
         Raises:
             ConfigError: the port cannot be bound.
         """
         if config.metrics_port is None:
             return None
-        registry = CollectorRegistry()
-        registry.register(collector)
-        registry.register(_BuildInfo(version))
         try:
             return cls(*start_http_server(config.metrics_port, config.metrics_host, registry))
         except OSError as error:

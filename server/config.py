@@ -19,6 +19,7 @@ __all__ = ["ConfigError", "ServerConfig", "ServerLimits"]
 DEFAULT_METRICS_PORT = 9477
 _LONGEST_SOCKET = "/w-0123456789abcdef.sock"
 _SOCKET_PATH_BYTES = 107
+_MOST_CPU_FRONTS = 64
 
 
 class ConfigError(ValueError):
@@ -59,6 +60,7 @@ class ServerLimits:
                 raise ConfigError(f"{name} is {value!r}; it must be an integer of 1 .. {top}")
 
 
+_LOWEST = {"spares": 1, "drain_grace_s": 0, "session_grace_s": 0, "start_timeout_s": 1, "front_timeout_s": 1}
 _PATHS = frozenset({"socket_dir", "tcp_token_file", "tls_cert", "tls_key", "tls_client_ca"})
 _SMALL_LIMITS = frozenset({"max_sessions", "max_regions", "max_plans", "max_batch", "max_message_bytes", "max_queue"})
 
@@ -69,6 +71,8 @@ class ServerConfig:
 
     Attributes:
         device: "auto" (CUDA if there is a GPU, else the CPU), "cpu", "cuda", "cuda:N" or a GPU's UUID ("GPU-...").
+        devices: several, for a server with a front for each: "all" (every GPU), "cpu:N" (N fronts on the CPU), or a
+            comma-separated list of "cuda:N" and UUIDs. None: the one of `device`.
         socket_dir: directory of the sockets; made with mode 0750 if absent.
         allowed_uids: users that may attach; None means the server's own. Root always may.
         allowed_gids: groups whose members may attach too; the first becomes the group of a directory that is made.
@@ -77,12 +81,15 @@ class ServerConfig:
         tls_cert, tls_key: PEM files of the TCP endpoint's certificate and key.
         tls_client_ca: PEM file of the authority of client certificates; if set, every TCP client needs one.
         allow_insecure_tcp: serve TCP beyond loopback without TLS all the same.
+        health_address: "host:port" of a port that answers health checks alone, in plain text (a kubelet's probe), or
+            None: no such port.
         metrics_host, metrics_port: address of `/metrics`; port 0 is any free one, None switches it off.
         limits: bounds.
         spares: workers kept warm for sessions to come.
         drain_grace_s: seconds that calls in flight have to finish after SIGTERM.
         session_grace_s: seconds that a worker has to end in order after its session; then it is killed.
         start_timeout_s: seconds that a worker has to become ready.
+        front_timeout_s: seconds after which a front of several that answers no health check is killed and started anew.
         attach_timeout_s: seconds that an attaching client waits for a worker, or the server for the attach message.
         cpu_threads: threads of one operation on the CPU backend; None means up to four.
         log_level: "debug", "info", "warning" or "error".
@@ -90,6 +97,7 @@ class ServerConfig:
     """
 
     device: str = "auto"
+    devices: str | None = None
     socket_dir: Path = field(default_factory=default_socket_dir)
     allowed_uids: tuple[int, ...] | None = None
     allowed_gids: tuple[int, ...] = ()
@@ -99,6 +107,7 @@ class ServerConfig:
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     allow_insecure_tcp: bool = False
+    health_address: str | None = None
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = DEFAULT_METRICS_PORT
     limits: ServerLimits = field(default_factory=ServerLimits)
@@ -106,6 +115,7 @@ class ServerConfig:
     drain_grace_s: float = 10.0
     session_grace_s: float = 1.0
     start_timeout_s: float = 120.0
+    front_timeout_s: float = 30.0
     attach_timeout_s: float = 30.0
     cpu_threads: int | None = None
     log_level: str = "info"
@@ -152,9 +162,11 @@ class ServerConfig:
         """Raises ConfigError on the first option that cannot be used."""
         self.limits.check()
         _check_device(self.device)
+        if self.devices is not None:
+            _check_devices(self.devices)
         if len(os.fsencode(self.socket_dir)) + len(_LONGEST_SOCKET) > _SOCKET_PATH_BYTES:
             raise ConfigError(f"socket_dir {self.socket_dir} is too long for a Unix socket in it; take a shorter path")
-        for name, low in (("spares", 1), ("drain_grace_s", 0), ("session_grace_s", 0), ("start_timeout_s", 1)):
+        for name, low in _LOWEST.items():
             if not getattr(self, name) >= low:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be at least {low}")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
@@ -163,6 +175,8 @@ class ServerConfig:
             raise ConfigError(f"log_level is {self.log_level!r}; it must be debug, info, warning or error")
         if self.log_format not in ("json", "console"):
             raise ConfigError(f"log_format is {self.log_format!r}; it must be json or console")
+        if self.health_address is not None:
+            split_address(self.health_address, "health_address")
         if self.tcp_address is not None:
             self._check_tcp(self.tcp_address)
 
@@ -183,12 +197,12 @@ class ServerConfig:
             )
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Splits "host:port" ("[::1]:80" for IPv6). Raises ConfigError."""
+def split_address(address: str, option: str = "tcp_address") -> tuple[str, int]:
+    """Splits "host:port" ("[::1]:80" for IPv6) of an option. Raises ConfigError."""
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"tcp_address is {address!r}; it must be host:port")
+        raise ConfigError(f"{option} is {address!r}; it must be host:port")
     return host, int(port)
 
 
@@ -208,6 +222,21 @@ def _check_device(device: str) -> None:
     if device.startswith("cuda:") and device[5:].isdecimal():
         return
     raise ConfigError(f'device is {device!r}; it must be "auto", "cpu", "cuda", "cuda:N" or a UUID "GPU-..."')
+
+
+def _check_devices(devices: str) -> None:
+    kind, _, count = devices.partition(":")
+    if devices == "all" or (kind == "cpu" and count.isdecimal() and 1 <= int(count) <= _MOST_CPU_FRONTS):
+        return
+    names = devices.split(",")
+    if all(name.startswith(("cuda:", "GPU-", "MIG-")) for name in names) and len(set(names)) == len(names):
+        for name in names:
+            _check_device(name)
+        return
+    raise ConfigError(
+        f'devices is {devices!r}; it must be "all", "cpu:N" (N up to {_MOST_CPU_FRONTS}), or different "cuda:N" and '
+        'UUIDs "GPU-...", separated by commas'
+    )
 
 
 def _read(name: str, text: str, parse: Callable[[str], Any]) -> Any:
@@ -236,6 +265,7 @@ def _port(text: str) -> int | None:
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "device": str,
+    "devices": str,
     "socket_dir": Path,
     "allowed_uids": _ids,
     "allowed_gids": _ids,
@@ -245,12 +275,14 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "tls_key": Path,
     "tls_client_ca": Path,
     "allow_insecure_tcp": _bool,
+    "health_address": str,
     "metrics_host": str,
     "metrics_port": _port,
     "spares": int,
     "drain_grace_s": float,
     "session_grace_s": float,
     "start_timeout_s": float,
+    "front_timeout_s": float,
     "attach_timeout_s": float,
     "cpu_threads": int,
     "log_level": str,

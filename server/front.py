@@ -10,7 +10,7 @@ import importlib.metadata
 import os
 import secrets
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
@@ -21,7 +21,7 @@ from topkd.v1 import control_pb2
 
 from . import _logging
 from ._directory import ATTACH_SOCKET, GRPC_SOCKET, DirectoryError, SocketDirectory
-from ._front_endpoints import MetricsServer, bind_tcp, make_server, read_attach_token
+from ._front_endpoints import LIVE, MetricsServer, bind_tcp, make_health_server, make_server, read_attach_token
 from ._front_rpc import CONTROL, SELECTION, ControlService, Forwarder, TokenInterceptor
 from ._front_sessions import FrontSession, FrontSessions, check_attach, server_info
 from ._front_side import SideConnection, SideListener
@@ -35,27 +35,37 @@ __all__ = ["serve"]
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(config: ServerConfig) -> int:
-    """Runs a server until SIGTERM or SIGINT. Blocks.
+Serving = Callable[[dict[str, Any]], None]
+
+
+def serve(config: ServerConfig, on_serving: Serving | None = None, **context: object) -> int:
+    """Runs a server on one device until SIGTERM or SIGINT. Blocks.
 
     Writes structured logs to stderr; the event `serving` says that sessions can attach, and where.
+
+    Args:
+        config: Options; `devices` is not looked at.
+        on_serving: Called with the fields of the event `serving` when sessions can attach.
+        context: Keys that every line of the log carries.
 
     Returns:
         0 after an orderly end; 1 if the server could not start (logged as `start_failed`).
     """
-    log = _logging.configure(config.log_level, config.log_format, process="front", pid=os.getpid())
+    log = _logging.configure(config.log_level, config.log_format, process="front", pid=os.getpid(), **context)
     try:
         config.check()
         group = config.allowed_gids[0] if config.allowed_gids else None
         with SocketDirectory(config.socket_dir, group) as directory:
-            asyncio.run(_run(config, directory, log))
+            asyncio.run(_run(config, directory, log, on_serving))
     except (ConfigError, DirectoryError, StartError, OSError) as error:
         log.error("start_failed", message=str(error))
         return 1
     return 0
 
 
-async def _run(config: ServerConfig, directory: SocketDirectory, log: _logging.Logger) -> None:
+async def _run(
+    config: ServerConfig, directory: SocketDirectory, log: _logging.Logger, on_serving: Serving | None
+) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
@@ -66,7 +76,9 @@ async def _run(config: ServerConfig, directory: SocketDirectory, log: _logging.L
         waiting = asyncio.ensure_future(stopped.wait())
         await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            starting.result()
+            serving = starting.result()
+            if on_serving is not None:
+                on_serving(serving)
             await waiting
         else:
             starting.cancel()
@@ -116,9 +128,12 @@ class Front:
 
     # Start
 
-    async def start(self) -> None:
-        """Opens the endpoints, waits for warm workers and turns health to SERVING."""
+    async def start(self) -> dict[str, Any]:
+        """Opens the endpoints, waits for warm workers and turns health to SERVING; returns what `serving` says."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
+        if self._config.health_address is not None:
+            self._servers.append(await make_health_server(self._config.health_address, self._health))
         self._metrics_server = MetricsServer.start(self._config, self._collector, self._version)
         await self._start_unix()
         tcp_address = await self._start_tcp()
@@ -128,15 +143,16 @@ class Front:
         await self._supervisor.start()
         self._warm = True
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        self._log.info(
-            "serving",
-            socket_dir=str(self._directory.path),
-            metrics_port=self._metrics_server.port if self._metrics_server else None,
-            tcp_address=tcp_address,
-            device=describe(self._supervisor.facts),
-            epoch=self._epoch,
-            version=self._version,
-        )
+        serving = {
+            "socket_dir": str(self._directory.path),
+            "metrics_port": self._metrics_server.port if self._metrics_server else None,
+            "tcp_address": tcp_address,
+            "device": describe(self._supervisor.facts),
+            "epoch": self._epoch,
+            "version": self._version,
+        }
+        self._log.info("serving", **serving)
+        return serving
 
     async def _set_health(self, status: Any) -> None:
         for name in ("", CONTROL, SELECTION):

@@ -53,9 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def die_with(parent: int) -> None:
-    """Asks the kernel to kill this process when the front dies, and ends it if that has happened already."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Asks the kernel for a signal when the parent dies, and ends this process if that has happened already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
 

@@ -81,7 +81,13 @@ def test_serve_passes_on_every_field_of_the_configuration() -> None:
     config = pytest.importorskip("topkd.server.config")
     parser = build_parser()
     known = vars(parser.parse_args(["serve"])).keys()
-    out_of_reach = {"limits", "session_grace_s", "start_timeout_s", "attach_timeout_s"}  # by the environment only
+    out_of_reach = {
+        "limits",
+        "session_grace_s",
+        "start_timeout_s",
+        "attach_timeout_s",
+        "front_timeout_s",
+    }  # by the environment only
     assert set(config.ServerConfig.__dataclass_fields__) - known == out_of_reach
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from topkd import _paths
-from topkd._options import target_directory
+from topkd._options import directory_of_device, target_directory
+from topkd.errors import ArgumentValueError
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def test_a_client_goes_where_a_socket_is(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "run").mkdir()
     (tmp_path / "topkd").mkdir()
     assert _paths.find_socket_dir() == tmp_path / "run"
-    (tmp_path / "topkd" / _paths.ATTACH_SOCKET).touch()
+    (tmp_path / "topkd" / _paths.GRPC_SOCKET).touch()
     assert _paths.find_socket_dir() == tmp_path / "topkd"
 
 
@@ -56,3 +57,24 @@ def test_a_client_goes_where_a_socket_is(monkeypatch: pytest.MonkeyPatch, tmp_pa
 )
 def test_targets(target: str | Path, directory: str | None) -> None:
     assert target_directory(target) == (Path(directory) if directory else None)
+
+
+def test_a_server_of_several_devices_has_a_folder_for_each(tmp_path: Path) -> None:
+    assert directory_of_device(tmp_path, "GPU-a") == tmp_path
+    assert directory_of_device(tmp_path / "absent", "") == tmp_path / "absent"
+    (tmp_path / "GPU-a").mkdir()
+    (tmp_path / "other").mkdir()
+    assert directory_of_device(tmp_path, "") == directory_of_device(tmp_path, "GPU-a") == tmp_path / "GPU-a"
+    (tmp_path / "GPU-b").mkdir()
+    assert directory_of_device(tmp_path, "GPU-b") == tmp_path / "GPU-b"
+    for device in ("", "GPU-c", "CPU"):
+        with pytest.raises(ArgumentValueError, match="GPU-a, GPU-b"):
+            directory_of_device(tmp_path, device)
+    (tmp_path / "cpu-0").mkdir()
+    assert directory_of_device(tmp_path, "CPU") == tmp_path / "cpu-0"
+
+
+def test_a_server_of_one_device_has_none(tmp_path: Path) -> None:
+    (tmp_path / "GPU-a").mkdir()
+    (tmp_path / _paths.ATTACH_SOCKET).touch()
+    assert directory_of_device(tmp_path, "GPU-a") == tmp_path

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 import topkd
 from tests.conftest import Server, StartServer
 from tests.e2e.processes import wait_until
+from topkd._session import open_tcp_channel
 
 TOKEN = "a-token-of-the-tests-0123456789abcdef"
 
@@ -94,3 +97,25 @@ def test_memory_limits_fall_back_to_the_message(tcp: tuple[Server, str]) -> None
             client.empty((1, 1 << 20), "float32")
         with pytest.raises(topkd.ArgumentValueError, match="inline"):
             client.select_topk(np.zeros((1, 20 << 20), np.float32), 3)
+
+
+def test_a_name_with_several_servers_gives_each_client_one_of_them() -> None:
+    """As a headless Service's name has: the calls of a client stay together, the clients spread."""
+    method = "/test.Which/Get"
+    with ThreadPoolExecutor() as pool:
+        servers = [grpc.server(pool), grpc.server(pool)]
+        ports = []
+        for place, server in enumerate(servers):
+            answer = grpc.unary_unary_rpc_method_handler(lambda request, _context, place=place: bytes([place]))
+            server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Which", {"Get": answer})])
+            ports.append(server.add_insecure_port("127.0.0.1:0"))
+            server.start()
+        target = "ipv4:" + ",".join(f"127.0.0.1:{port}" for port in ports)
+        clients = []
+        for _ in range(30):
+            with open_tcp_channel(target, None) as channel:
+                clients.append({channel.unary_unary(method)(b"", timeout=10) for _ in range(3)})
+        for server in servers:
+            server.stop(None).wait()
+    assert {len(asked) for asked in clients} == {1}
+    assert set().union(*clients) == {b"\0", b"\1"}
