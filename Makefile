@@ -5,6 +5,7 @@
 #   NOVENV=1     make no environment: use PYTHON and what it can import (for a machine without a network)
 #   PYTEST_ARGS  more arguments for pytest
 #   GPU_WORKERS  processes that share the GPU tests (needs pytest-xdist; default: one after another)
+#   JOBS         processes that compile kernels (default: one a core)
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -16,6 +17,7 @@ VENV ?= .venv
 NOVENV ?=
 PYTEST_ARGS ?=
 GPU_WORKERS ?=
+JOBS ?= $(shell nproc)
 export TORCH_INDEX ?=
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -24,6 +26,8 @@ PACKED := pyproject.toml README.md LICENSE client server kernels proto/topkd
 # With folders, so that a removed file is noticed too.
 SOURCES := $(shell find $(PACKED) ! -name '__pycache__' ! -name '*.pyc')
 PIP := -m pip --disable-pip-version-check -qq
+KERNELS := build/kernels
+CHECKED := sm_80 sm_90a sm_100a
 DOCUMENTED := topkd topkd.errors topkd.kernels topkd.server.config
 PROTO_VENV := build/venv-proto
 PROTO_BIN := $(CURDIR)/$(PROTO_VENV)/bin
@@ -85,6 +89,17 @@ docs: $(READY) ## Build the API documentation into build/docs; check the links o
 	@# pdoc warns of every name that is imported for type checkers only.
 	rm -rf build/docs && cd build && $(PY) -W ignore -m pdoc --docformat google --output-directory docs $(DOCUMENTED)
 	@echo 'build/docs/index.html'
+
+##@ Kernels, without a GPU
+.PHONY: precompile precompile-check resources
+precompile: $(READY) ## Compile all kernels for all architectures into build/kernels
+	$(PY) -m topkd precompile --arch all --jobs $(JOBS) --dir $(KERNELS)
+
+precompile-check: build/kernels.json ## Compile them for sm_80, sm_90a, sm_100a; compare their resources with the report
+	@$(PY) tests/kernels/resources.py check $<
+
+resources: build/kernels.json ## Renew that report, tests/kernels/resources.csv
+	@$(PY) tests/kernels/resources.py write $<
 
 ##@ On a GPU machine
 .PHONY: gpu-test gpu-record-check bench
@@ -155,6 +170,9 @@ build/site/.topkd-installed: $(WHEEL)
 	@rm -rf build/site
 	@$(PY) $(PIP) install --no-index --no-deps --target build/site $(WHEEL)
 	@touch $@
+
+build/kernels.json: $(READY)
+	@$(PY) -m topkd precompile $(CHECKED:%=--arch %) --jobs $(JOBS) --dir $(KERNELS) --json >$@
 
 $(PROTO_VENV)/.ready: proto/requirements.txt
 	@echo '== making $(PROTO_VENV)' >&2

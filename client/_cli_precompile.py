@@ -33,6 +33,7 @@ def add_commands(commands: Any) -> None:
         help="architecture such as sm_90a, or all; again for more (default: those of this machine's GPUs)",
     )
     add("--family", action="append", metavar="NAME", help="kernel family; again for more (default: all)")
+    add("--jobs", "-j", type=int, default=1, metavar="N", help="processes that compile (default: this one)")
     add("--dir", type=Path, metavar="DIR", help="where to store (default: $TOPKD_CACHE_DIR, or ~/.cache/topkd)")
     add("--list", action="store_true", help="show what is stored, and compile nothing")
     add_json(parser)
@@ -59,16 +60,11 @@ def _compile(args: argparse.Namespace) -> list[Precompiled]:
     from topkd.kernels import precompile
     from topkd.kernels._precompile import ARCHITECTURES
 
-    archs: list[Any] = args.arch or [None]
-    if "all" in archs:
-        archs = list(ARCHITECTURES)
-    rows: list[Precompiled] = []
+    archs = ARCHITECTURES if "all" in (args.arch or ()) else args.arch
     try:
-        for arch in archs:
-            rows += precompile(arch, args.family, directory=args.dir, see=_say)
+        return precompile(archs, args.family, directory=args.dir, jobs=args.jobs, see=_say)
     except (ValueError, RuntimeError) as error:
         raise CommandError(str(error)) from None
-    return rows
 
 
 def _say(row: Precompiled) -> None:
@@ -79,7 +75,11 @@ def _say(row: Precompiled) -> None:
 
 def _table(rows: Sequence[Precompiled]) -> list[str]:
     """Returns the lines of a table."""
-    cells = [("family", "arch", "variant", "seconds", "size", "state")]
-    cells += [(row.family, row.arch, row.variant, f"{row.seconds:.2f}", size(row.size), row.source) for row in rows]
+    cells = [("family", "arch", "variant", "registers", "spills", "seconds", "size", "state")]
+    for row in rows:
+        registers, stores = (str(row.resources.get(name, "-")) for name in ("registers", "local_stores"))
+        cells.append(
+            (row.family, row.arch, row.variant, registers, stores, f"{row.seconds:.2f}", size(row.size), row.source)
+        )
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -1,12 +1,15 @@
 """`precompile`: kernels compiled ahead of time, on any machine, for processes that then load them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from ._cubin import read_resources
 from ._cute_cache import open_store, store_in
 from ._cute_compile import Made, arch_of, capability, installed, watch
 from ._cute_key import Variant, key_of
@@ -25,40 +28,70 @@ class Precompiled(NamedTuple):
     source: str  # "compiled", "cache", or in a listing "current" or "stale"
     seconds: float
     size: int  # bytes of the entry; 0: it could not be stored
+    resources: dict[str, int]  # those of `_cubin.Resources`, and `threads`, `shared_bytes`, `cluster` where it says so
 
 
 def precompile(
-    arch: str | None = None,
+    arch: str | Sequence[str] | None = None,
     families: Sequence[str] | None = None,
     *,
     directory: Path | None = None,
+    jobs: int = 1,
     see: Callable[[Precompiled], None] | None = None,
 ) -> list[Precompiled]:
-    """Compile all variants for an architecture into the cache; needs no GPU. Those that are there are loaded.
+    """Compile all variants for some architectures into the cache; needs no GPU. Those that are there are loaded.
 
     Args:
-        arch: one of `ARCHITECTURES`, such as "sm_90a"; None: those of the GPUs that are visible.
+        arch: one or several of `ARCHITECTURES`, such as "sm_90a"; None: those of the GPUs that are visible.
         families: names of families; None: all that have something to compile and run on the architecture.
         directory: where to store, instead of the cache's directory.
-        see: called with each variant as soon as it is there.
+        jobs: processes that compile, started anew (so that a script that asks for more than one needs the guard
+            `if __name__ == "__main__"`); 1: this one compiles.
+        see: called with each variant as soon as it is there; with several processes, as soon as all of its family and
+            architecture are.
 
     Returns:
         The variants.
 
     Raises:
         ValueError: an unknown architecture or family, or one that does not run on the other; no GPU where `arch` is
-            None.
+            None; `jobs` below 1.
         RuntimeError: the compiler is not installed.
         KernelUnavailableError: a variant cannot be compiled.
     """
-    archs = [arch] if arch is not None else _visible()
+    archs = _visible() if arch is None else [arch] if isinstance(arch, str) else list(arch)
     chosen = [(name, one) for one in archs for name in _families(one, families)]
+    if jobs < 1:
+        raise ValueError(f"jobs is {jobs}; it must be at least 1")
     if not installed():
         raise RuntimeError("compiling kernels needs the packages nvidia-cutlass-dsl and apache-tvm-ffi")
+    if jobs == 1:
+        return [row for name, one in chosen for row in _compile(name, one, directory, see)]
+    done: list[Precompiled] = []
+    context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks without the threads
+    with ProcessPoolExecutor(min(jobs, len(chosen) or 1), mp_context=context) as pool:
+        waiting = [pool.submit(_compile, name, one, directory) for name, one in chosen]
+        try:
+            for future in as_completed(waiting):
+                for row in future.result():
+                    done.append(row)
+                    if see is not None:
+                        see(row)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return done
+
+
+def _compile(
+    name: str, arch: str, directory: Path | None, see: Callable[[Precompiled], None] | None = None
+) -> list[Precompiled]:
+    """Compile a family for an architecture."""
     done: list[Precompiled] = []
 
     def take(made: Made) -> None:
-        done.append(_row(made.variant, made.source, made.seconds, made.size))
+        row = _row(made.variant, made.source, made.seconds, made.size)
+        done.append(row._replace(resources=_resources(made.binary, made.launch)))
         if see is not None:
             see(done[-1])
 
@@ -66,8 +99,7 @@ def precompile(
         if directory is not None:
             stack.enter_context(store_in(directory))
         stack.enter_context(watch(take))
-        for name, one in chosen:
-            families_to_compile()[name]().precompile(one)
+        families_to_compile()[name]().precompile(arch)
     return done
 
 
@@ -81,7 +113,8 @@ def stored(directory: Path | None = None) -> Iterator[Precompiled]:
         described: dict[str, Any] = dict(entry.header["variant"])
         variant = Variant(**{**described, "facts": tuple(described["facts"])})
         current = installed() and _key(variant) == entry.header["key"]
-        yield _row(variant, "current" if current else "stale", 0.0, entry.size)
+        row = _row(variant, "current" if current else "stale", 0.0, entry.size)
+        yield row._replace(resources=_resources(entry.binary, entry.header["launch"]))
 
 
 def _key(variant: Variant) -> str | None:
@@ -91,7 +124,15 @@ def _key(variant: Variant) -> str | None:
 
 def _row(variant: Variant, source: str, seconds: float, size: int) -> Precompiled:
     facts = " ".join(map(str, variant.facts))
-    return Precompiled(variant.family, variant.arch, facts, source, seconds, size)
+    return Precompiled(variant.family, variant.arch, facts, source, seconds, size, {})
+
+
+def _resources(binary: bytes, launch: Mapping[str, int]) -> dict[str, int]:
+    """Return what a kernel takes; no more than `launch` says where the binary cannot be read."""
+    try:
+        return {**read_resources(binary)._asdict(), **launch}
+    except ValueError:
+        return dict(launch)
 
 
 def _visible() -> list[str]:

@@ -68,6 +68,9 @@ class Cut(NamedTuple):
 class Layout:
     """Facts of a variant; a row's vectors, loaded and reduced to elements."""
 
+    threads = THREADS
+    shared_bytes = 4 * BINS * 32 + 8 * CAPACITY + 4 * BINS + 4 * 2 * WARPS * 4 + 4 * WARPS * 4  # see `allocate`
+
     def __init__(self, dtype: str, grouped: bool):
         self.dtype = dtype
         self.grouped = grouped

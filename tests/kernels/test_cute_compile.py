@@ -220,6 +220,8 @@ def test_precompile_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no GPU"):
             kernels.precompile()
+    with pytest.raises(ValueError, match="jobs is 0"):
+        kernels.precompile("sm_90a", jobs=0)
     monkeypatch.setattr("topkd.kernels._precompile.installed", lambda: False)
     with pytest.raises(RuntimeError, match="nvidia-cutlass-dsl"):
         kernels.precompile("sm_90a")
@@ -234,7 +236,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     first = json.loads(capsys.readouterr().out)
     assert len(first) == 6
     assert {row["source"] for row in first} == {"compiled"}
-    assert main(command) == 0
+    assert all(row["resources"]["threads"] == 1024 and 0 < row["resources"]["registers"] <= 64 for row in first)
+    assert main([*command, "--jobs", "2"]) == 0
     output = capsys.readouterr()
     assert {row["source"] for row in json.loads(output.out)} == {"cache"}
     assert len(output.err.splitlines()) == 6
@@ -242,6 +245,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["precompile", "--list", "--dir", str(tmp_path / "image")]) == 0
     table = capsys.readouterr().out.splitlines()
     assert len(table) == 7
+    assert "registers" in table[0]
     assert all(line.endswith("current") for line in table[1:])
 
 
