@@ -1,4 +1,6 @@
-"""How a job is handed to a selection kernel: the integers of `SelectArguments`, the same for every family."""
+"""How jobs are handed to a selection kernel: the integers of `SelectArguments`, the same for every family."""
+
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -8,6 +10,15 @@ from ._family import Job
 from ._request import SelectRequest
 
 _UNBOUNDED = 1 << 62
+_FIELDS = (
+    *("input", "row_stride", "lengths", "max_length", "row_starts", "out_indices", "out_indices_stride", "out_values"),
+    *("out_values_stride", "row_offsets", "page_table", "table_stride", "row_to_table", "table_starts", "width", "k"),
+    *("next_n", "group_shift", "flags", "tables", "entries", "page_shift", "rows"),
+)
+"""What `launch_arguments` returns, by name."""
+
+INPUT, ROW_STRIDE, FLAGS, ROWS = (_FIELDS.index(name) for name in ("input", "row_stride", "flags", "rows"))
+_OF_A_JOB = tuple(_FIELDS.index(name) for name in flags.JOB_FIELDS)
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -66,3 +77,44 @@ def launch_arguments(job: Job) -> tuple[int, ...]:
         request.page_size.bit_length() - 1,
         rows,
     )
+
+
+def launches(jobs: Sequence[Job]) -> Iterator[tuple[tuple[int, ...], Tensor | None]]:
+    """Yield what each launch of jobs that share a plan key takes.
+
+    Jobs with the same number of rows become one launch over a table of them. The table is allocated and copied in the
+    order of the current stream, from memory that torch keeps pinned; under capture, where nothing may be allocated,
+    every job is a launch of its own.
+
+    Yields:
+        The arguments, and the table that they refer to, which has to live until the launch is enqueued.
+    """
+    if len(jobs) == 1 or torch.cuda.is_current_stream_capturing():
+        for job in jobs:
+            yield launch_arguments(job), None
+        return
+    groups: dict[int, list[tuple[int, ...]]] = {}
+    for job in jobs:
+        arguments = launch_arguments(job)
+        groups.setdefault(arguments[ROWS], []).append(arguments)
+    for members in groups.values():
+        first, table = members[0], None
+        if len(members) > 1:
+            entries = torch.tensor([table_entry(each) for each in members], dtype=torch.int64)
+            table = entries.pin_memory().to(jobs[0].request.input.device, non_blocking=True)
+            first = of_table(first, len(members), table.data_ptr())
+        yield first, table
+
+
+def of_table(first: tuple[int, ...], jobs: int, address: int) -> tuple[int, ...]:
+    """Return the arguments of a launch of `jobs` jobs: those of the first, with the table of all at `address`."""
+    arguments = list(first)
+    arguments[INPUT], arguments[ROW_STRIDE] = address, first[ROWS]
+    arguments[FLAGS] |= flags.JOBS
+    arguments[ROWS] *= jobs
+    return tuple(arguments)
+
+
+def table_entry(arguments: Sequence[int]) -> list[int]:
+    """Return a job's entry of a table, from its launch arguments."""
+    return [arguments[at] for at in _OF_A_JOB]

@@ -2,6 +2,9 @@
 
 A kernel gets its arguments as plain integers (addresses as Int64, 0 where a tensor is absent), in the order of
 `SelectArguments`; options are bits of `flags`. Everything here is uniform over the CTA except what is written.
+
+A launch is of one job, or (flag JOBS) of several with as many rows each, whose addresses and strides are in a table in
+device memory: rows from anywhere. `find_row` and `find_cells` are all that reads those.
 """
 
 # mypy: ignore-errors
@@ -16,6 +19,8 @@ from . import _cute_ops as ops
 from ._cute_flags import (
     DROP_NEG_INF,
     EXPAND,
+    JOB_FIELDS,
+    JOBS,
     LARGEST,
     OFFSETS_INT64,
     ORDER_VALUE,
@@ -85,6 +90,28 @@ def has(flags: Int32, flag: cutlass.Constexpr[int]) -> Boolean:
 
 
 @cute.jit
+def find_job(arguments, row: Int32):
+    """Returns the address of the table's entry of a row's job, 0 where there is no table, and the row in that job."""
+    entry = Int64(0)
+    local = row
+    if has(arguments.flags, JOBS):
+        rows = Int32(arguments.row_stride)
+        job = row // rows
+        local = row - job * rows
+        entry = arguments.input + Int64(job) * (8 * len(JOB_FIELDS))
+    return entry, local
+
+
+@cute.jit
+def of_job(arguments, entry: Int64, name: cutlass.Constexpr[str]) -> Int64:
+    """An address, stride or size of a row's job: from the table's entry, or without a table from the arguments."""
+    value = Int64(getattr(arguments, name))
+    if entry != Int64(0):
+        value = ops.load_int64(entry + 8 * JOB_FIELDS.index(name))
+    return value
+
+
+@cute.jit
 def find_row(arguments, row: Int32, size: cutlass.Constexpr[int]) -> Row:
     """Clamps the row's window to its members and counts its elements (contract, rule 6).
 
@@ -98,13 +125,16 @@ def find_row(arguments, row: Int32, size: cutlass.Constexpr[int]) -> Row:
     members = Int64(arguments.width)
     if has(flags, POOLED):
         members = members << shift
+    entry, row = find_job(arguments, row)
+    row_starts = of_job(arguments, entry, "row_starts")
+    lengths = of_job(arguments, entry, "lengths")
     start = Int64(0)
-    if arguments.row_starts != Int64(0):
-        start = Int64(ops.load_int32(arguments.row_starts + Int64(row) * 4))
+    if row_starts != Int64(0):
+        start = Int64(ops.load_int32(row_starts + Int64(row) * 4))
         start = cutlass.min(cutlass.max(start, Int64(0)), Int64(arguments.width))
     length = members
-    if arguments.lengths != Int64(0):
-        length = Int64(ops.load_int32(arguments.lengths + Int64(row // arguments.next_n) * 4))
+    if lengths != Int64(0):
+        length = Int64(ops.load_int32(lengths + Int64(row // arguments.next_n) * 4))
     length = length - Int64(arguments.next_n) + Int64(row % arguments.next_n) + 1
     length = cutlass.min(length, cutlass.min(members - start, arguments.max_length))
     length = cutlass.max(length, Int64(0))
@@ -112,7 +142,8 @@ def find_row(arguments, row: Int32, size: cutlass.Constexpr[int]) -> Row:
     pinned = Int32(0)
     if has(flags, PIN_NEWEST) and count > Int32(0):
         pinned = Int32(1)
-    base = arguments.input + (Int64(row) * arguments.row_stride + start) * size
+    stride = of_job(arguments, entry, "row_stride")
+    base = of_job(arguments, entry, "input") + (Int64(row) * stride + start) * size
     return Row(
         base=base,
         length=length,
@@ -132,32 +163,37 @@ def find_cells(arguments, row: Int32, dtype: cutlass.Constexpr[str], size: cutla
     index_size = Int64(4)
     if has(flags, OUT_INT64):
         index_size = Int64(8)
-    values = arguments.out_values
+    entry, row = find_job(arguments, row)
+    values = of_job(arguments, entry, "out_values")
     if values != Int64(0):
-        values = values + Int64(row) * arguments.out_values_stride * size
-    table = arguments.page_table
+        values = values + Int64(row) * of_job(arguments, entry, "out_values_stride") * size
+    table = of_job(arguments, entry, "page_table")
     entries = Int64(0)
     start = Int64(0)
     if table != Int64(0):
         which = row
-        if arguments.row_to_table != Int64(0):
-            which = ops.load_int32(arguments.row_to_table + Int64(row) * 4)
-        if which >= Int32(0) and which < arguments.tables:
-            table = table + Int64(which) * arguments.table_stride * 4
-            entries = Int64(arguments.entries)
-        if arguments.table_starts != Int64(0):
-            start = Int64(ops.load_int32(arguments.table_starts + Int64(row) * 4))
+        row_to_table = of_job(arguments, entry, "row_to_table")
+        if row_to_table != Int64(0):
+            which = ops.load_int32(row_to_table + Int64(row) * 4)
+        if which >= Int32(0) and Int64(which) < of_job(arguments, entry, "tables"):
+            table = table + Int64(which) * of_job(arguments, entry, "table_stride") * 4
+            entries = of_job(arguments, entry, "entries")
+        table_starts = of_job(arguments, entry, "table_starts")
+        if table_starts != Int64(0):
+            start = Int64(ops.load_int32(table_starts + Int64(row) * 4))
     offset = Int64(0)
-    if arguments.row_offsets != Int64(0):
+    row_offsets = of_job(arguments, entry, "row_offsets")
+    if row_offsets != Int64(0):
         if has(flags, OFFSETS_INT64):
-            offset = ops.load_int64(arguments.row_offsets + Int64(row) * 8)
+            offset = ops.load_int64(row_offsets + Int64(row) * 8)
         else:
-            offset = Int64(ops.load_int32(arguments.row_offsets + Int64(row) * 4))
+            offset = Int64(ops.load_int32(row_offsets + Int64(row) * 4))
     infinity = ops.INF_TOP[dtype] >> (32 - 8 * size)
     fill = Uint32(infinity)
     if has(flags, LARGEST):
         fill = Uint32(infinity | 1 << (8 * size - 1))
-    indices = arguments.out_indices + Int64(row) * arguments.out_indices_stride * index_size
+    stride = of_job(arguments, entry, "out_indices_stride")
+    indices = of_job(arguments, entry, "out_indices") + Int64(row) * stride * index_size
     return Cells(indices, values, table, entries, start, offset, fill)
 
 

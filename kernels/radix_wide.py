@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ._cute_compile import arch_of, capability, device_index, installed, load_or_compile
-from ._cute_launch import launch_arguments
+from ._cute_launch import launches
 from ._family import Job
 from ._request import SelectRequest
 from ._validate import check_select
@@ -68,26 +68,25 @@ class RadixWideFamily:
         self._warm.add((index, variant))
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Launch each job on the current stream of its device; loads or compiles what is still cold.
+        """Launch jobs of one plan key on the current stream of their device; loads or compiles what is still cold.
 
-        Allocates nothing, waits for nothing, and can be captured in a CUDA graph once the variant is compiled.
+        Those with as many rows become one launch, for which a table of them is allocated and copied; a single job
+        allocates nothing. Waits for nothing, and can be captured in a CUDA graph once the variant is compiled.
 
         Raises:
             RuntimeError: the variant is cold and the stream is being captured; the stream was not touched.
             KernelUnavailableError: the variant can be neither loaded nor compiled.
         """
-        for job in jobs:
-            index = device_index(job.request.input.device)
-            if index == torch.cuda.current_device():
-                self._launch(job, index)
-            else:
-                with torch.cuda.device(index):
-                    self._launch(job, index)
+        index = device_index(jobs[0].request.input.device)
+        if index == torch.cuda.current_device():
+            self._launch(jobs, index)
+        else:
+            with torch.cuda.device(index):
+                self._launch(jobs, index)
 
-    def _launch(self, job: Job, index: int) -> None:
-        """Launch one job on the current device, which is number `index`."""
-        request = job.request
-        variant = _variant(request, index)
+    def _launch(self, jobs: Sequence[Job], index: int) -> None:
+        """Launch jobs on the current device, which is number `index`."""
+        variant = _variant(jobs[0].request, index)
         function = self._compiled.get(variant)
         if function is None:
             if torch.cuda.is_current_stream_capturing():
@@ -97,7 +96,8 @@ class RadixWideFamily:
                 )
             function = self._function(variant)
         stream = torch._C._cuda_getCurrentRawStream(index)  # the handle alone; current_stream would build an object
-        function(*launch_arguments(job), stream)
+        for arguments, _table in launches(jobs):
+            function(*arguments, stream)
 
     def _function(self, variant: _Variant) -> Callable[..., None]:
         """Return the launcher of a variant, compiling it if it is cold."""

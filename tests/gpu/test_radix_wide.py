@@ -91,3 +91,20 @@ def test_many_calls_give_one_answer() -> None:
     for _ in range(2000):
         select_topk(scores, 500, kernel="radix_wide", order="value", ties="lowest", out_indices=again)
     assert torch.equal(first, again)
+
+
+def test_a_batch_over_many_tensors() -> None:
+    """Jobs of one plan key run as one launch over a table; with other row counts, by launches of their own."""
+    requests, wanted = [], []
+    for place in range(64):
+        rows = 3 if place % 4 else 5
+        scores = torch.randn(rows, 5000 + place, device="cuda")[:, place : place + 4900]
+        lengths = torch.randint(0, 4900, (rows,), device="cuda", dtype=torch.int32)
+        options: dict[str, Any] = {"lengths": lengths, "order": "index", "ties": "lowest", "values": True}
+        requests.append(_dispatch.validate_select(scores, 200, kernel="radix_wide", **options))
+        wanted.append(select_topk(scores, 200, kernel="torch", **options))
+    for got, want in zip(_dispatch.run_select_batch(requests), wanted, strict=True):
+        assert torch.equal(got.indices, want.indices)
+        assert got.values is not None
+        assert want.values is not None
+        assert torch.equal(got.values, want.values)

@@ -15,9 +15,9 @@ from tests.conformance.backends import Backend
 from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
 from tests.kernels.emulated_memory import bytes_of, place
-from topkd.kernels import SelectRequest, TopKResult, validate_select
+from topkd.kernels import SelectRequest, TopKResult, select_topk, validate_select
 from topkd.kernels._cute_compile import compile_kernel, installed
-from topkd.kernels._cute_launch import launch_arguments
+from topkd.kernels._cute_launch import launch_arguments, of_table, table_entry
 from topkd.kernels._family import Job
 from topkd.kernels.radix_wide import _DTYPES, LIST_CAPACITY
 
@@ -64,9 +64,32 @@ class Emulated:
         return self.kernels[dtype, grouped]
 
     def _run(self, job: Job) -> None:
-        request = job.request
+        self.run_jobs([job])
+
+    def run_jobs(self, jobs: list[Job]) -> None:
+        """Runs jobs of one plan key: several by a table of them, as `launches` makes it."""
+        request = jobs[0].request
         kernel = self._kernel(_DTYPES[request.input.dtype], request.group > 1 and not request.pooled)
         memory = ptx.GlobalMemory()
+        placed = [self._placed(memory, job) for job in jobs]
+        arguments, _ = placed[0]
+        if len(jobs) > 1:
+            table = torch.tensor([table_entry(each) for each, _ in placed])
+            arguments = of_table(arguments, len(jobs), place(memory, table, False))
+        *arguments, rows = arguments
+        cta = ptx.Cta(kernel, memory, arguments, 1024, SHARED)
+        for row in range(rows):
+            cta.run(row)
+        for job, (_, places) in zip(jobs, placed, strict=True):
+            for output in (job.indices, job.values):
+                if output is not None:
+                    whole = bytes_of(output)
+                    start = places[output.data_ptr()] - (output.data_ptr() - whole.data_ptr())
+                    whole.numpy()[:] = memory.get(start, np.uint8, whole.numel())
+
+    def _placed(self, memory: ptx.GlobalMemory, job: Job) -> tuple[tuple[int, ...], dict[int, int]]:
+        """Puts a job's tensors into the memory; returns its launch arguments there, and where each tensor is."""
+        request = job.request
         arguments = list(launch_arguments(job))
         places = {}
         tensors = [request.lengths, request.row_starts, request.row_offsets, request.page_table]
@@ -76,15 +99,7 @@ class Emulated:
                 places[tensor.data_ptr()] = place(memory, tensor, tensor is job.indices or tensor is job.values)
         for at in POINTERS:
             arguments[at] = places.get(arguments[at], arguments[at])
-        *arguments, rows = arguments
-        cta = ptx.Cta(kernel, memory, arguments, 1024, SHARED)
-        for row in range(rows):
-            cta.run(row)
-        for output in (job.indices, job.values):
-            if output is not None:
-                whole = bytes_of(output)
-                start = places[output.data_ptr()] - (output.data_ptr() - whole.data_ptr())
-                whole.numpy()[:] = memory.get(start, np.uint8, whole.numel())
+        return tuple(arguments), places
 
 
 def _job(request: SelectRequest) -> Job:
@@ -137,3 +152,24 @@ LARGE = dict(large())
 @pytest.mark.parametrize("name", LARGE)
 def test_large(emulated: Backend, name: str) -> None:
     emulated.run(LARGE[name])
+
+
+def test_a_table_of_jobs_is_one_launch(tmp_path: Path) -> None:
+    """Rows from tensors with strides of their own, lengths, offsets, tables and values: as each job by itself."""
+    jobs, alone = [], []
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        scores = torch.randn(2, 300 + seed, generator=generator)[:, :300]
+        lengths = torch.tensor([300 - 7 * seed, 5 + seed], dtype=torch.int32)
+        table = torch.randperm(40 + seed, generator=generator).to(torch.int32).view(1, -1)
+        options: dict[str, Any] = {"lengths": lengths, "order": "index", "values": True, "page_table": table}
+        options |= {"page_size": 8, "row_to_table": torch.zeros(2, dtype=torch.int32)}
+        request = validate_select(scores, 9, **options)
+        jobs.append(_job(request))
+        alone.append(select_topk(scores, 9, kernel="torch", **options))
+    Emulated(tmp_path).run_jobs(jobs)
+    for job, one in zip(jobs, alone, strict=True):
+        assert torch.equal(job.indices, one.indices)
+        assert job.values is not None
+        assert one.values is not None
+        assert torch.equal(job.values, one.values)
