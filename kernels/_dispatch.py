@@ -27,6 +27,11 @@ def families_to_compile() -> dict[str, Callable[[], CompiledFamily]]:
     return {family.name: type(family) for family in _FAMILIES if isinstance(family, CompiledFamily)}
 
 
+def families() -> tuple[Family, ...]:
+    """Return the kernel families, in the order in which "auto" asks them."""
+    return _FAMILIES
+
+
 def kernels() -> tuple[str, ...]:
     """Return the names of the kernel families, in the order in which "auto" asks them."""
     return tuple(family.name for family in _FAMILIES)
