@@ -145,6 +145,11 @@ def failure(family: str) -> str | None:
     return _FAILURES.get(family)
 
 
+def failures() -> dict[str, str]:
+    """Return the families that have no code in this process, and why."""
+    return dict(_FAILURES)
+
+
 def _find_or_make(variant: Variant, started: float) -> Made:
     """Load a variant from the cache, or compile it into the cache while other processes wait for it."""
     try:
