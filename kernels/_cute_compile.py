@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ _LOADED: list[Any] = []
 _COUNTS: Counter[tuple[str, str]] = Counter()
 _FAILURES: dict[str, str] = {}
 _WATCHERS: list[Callable[["Made"], None]] = []
+_PRETENDED: ContextVar[tuple[int, int] | None] = ContextVar("topkd_capability", default=None)
 
 _ACCELERATED = frozenset({(9, 0), (10, 0), (10, 3), (12, 0), (12, 1)})
 """Compute capabilities whose code is built with the architecture's own features (sm_90a)."""
@@ -62,15 +64,33 @@ class _Compiled(NamedTuple):
     launch: dict[str, int]
 
 
-@functools.cache
+@contextmanager
+def pretending(capability: tuple[int, int]) -> Iterator[None]:
+    """Let every CUDA device have a compute capability, and the compiler be installed, for what this thread asks."""
+    token = _PRETENDED.set(capability)
+    try:
+        yield
+    finally:
+        _PRETENDED.reset(token)
+
+
 def installed() -> bool:
     """Say whether the CuTe DSL and its launcher are installed, without importing them."""
+    return _PRETENDED.get() is not None or _installed()
+
+
+@functools.cache
+def _installed() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("cutlass", "tvm_ffi"))
 
 
-@functools.cache
 def capability(index: int) -> tuple[int, int]:
     """Return the compute capability of a CUDA device."""
+    return _PRETENDED.get() or _capability(index)
+
+
+@functools.cache
+def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
@@ -148,6 +168,11 @@ def failure(family: str) -> str | None:
 def failures() -> dict[str, str]:
     """Return the families that have no code in this process, and why."""
     return dict(_FAILURES)
+
+
+def failure_count() -> int:
+    """Return how many families have no code in this process."""
+    return len(_FAILURES)
 
 
 def _find_or_make(variant: Variant, started: float) -> Made:

@@ -54,7 +54,8 @@ def contenders(families: Sequence[str], peers: bool, forms: Sequence[str] = ("",
         for name in names:
             if name != "auto" and name not in known:
                 raise SystemExit(f"there is no kernel family {name!r}; there are auto, {', '.join(kernels())}")
-            title = f"{name}+{form}" if form else name
+            title = "torch_family" if name == "torch" else name  # "torch" is torch.topk
+            title += f"+{form}" if form else ""
             if form != "pdl":
                 capturable = name == "auto" or known[name].capturable
                 yield Contender(title, partial(_ours, name, FORMS[form]), capturable)

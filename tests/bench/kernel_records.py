@@ -163,7 +163,7 @@ def _named(rows: Sequence[Row]) -> Iterator[str]:
 def families(rows: Iterable[Row]) -> list[str]:
     """Return the kernel families of a record: what has no form and is neither auto nor a peer."""
     names = dict.fromkeys(row.impl for row in rows)
-    return [impl for impl in names if impl not in ("auto", "torch", "cudnn") and "+" not in impl]
+    return [impl for impl in names if impl not in ("auto", "torch", "cudnn", "torch_family") and "+" not in impl]
 
 
 def _choice(rows: Sequence[Row]) -> Iterator[str]:

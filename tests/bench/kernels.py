@@ -75,13 +75,16 @@ class Reference:
             self._of = cell._replace(k=0)
             self._keys = rank_keys(scores)
             self._best = best_keys(self._keys, min(cell.width, max(MOST_K, cell.k)))
+            self._ordered: dict[int, Tensor] = {}
 
     def accepts(self, form: str, indices: Tensor) -> bool:
         """Say whether an output is right for an output form."""
         keys, best, k = self._keys, self._best, indices.shape[1]
         if form == "index":
-            counts = torch.full((len(keys),), keys.shape[1], dtype=torch.int32, device=keys.device)
-            return torch.equal(indices, selected(keys, k, counts))
+            if k not in self._ordered:
+                counts = torch.full((len(keys),), keys.shape[1], dtype=torch.int32, device=keys.device)
+                self._ordered[k] = selected(keys, k, counts)
+            return torch.equal(indices, self._ordered[k])
         if form == "group8":
             keys = group_keys(keys, 8)
             best = best_keys(keys, k)
@@ -170,6 +173,9 @@ def plan(options: argparse.Namespace) -> list[tuple[Cell, list[Contender]]]:
     ours = [one for one in plain if one.name == "auto"] or plain
     if options.kinds:
         work += [(cell, ours) for kind in KINDS if kind != "normal" for cell in cells("small", dtypes, kind)]
+    if options.forms and options.grid == "table":
+        ordered = list(contenders(families, False, ("index",)))
+        work += [(cell, ordered) for cell in cells("ordered", dtypes)]
     if options.forms:
         formed = list(contenders(families, False, ("pdl", "index", "value", "group8")))
         work += [(cell, formed) for cell in cells("small", dtypes)]

@@ -12,6 +12,7 @@ import torch
 
 from tests.bench import kernel_records as records
 from tests.bench import kernel_seed as seed
+from tests.bench import kernel_table
 from tests.bench import kernels as bench
 from tests.bench.kernel_cells import FORMS, GRIDS, KINDS, LARGEST_BYTES, NAMED, Cell, Grid, cells
 from tests.bench.kernel_peers import Contender, Prepared, contenders
@@ -88,7 +89,7 @@ def test_every_kind_of_rows_is_selected_from_exactly(kind: str, dtype: str) -> N
     cell = CELL._replace(data=kind, dtype=dtype)
     rows, said = run(cell, list(contenders(["torch"], False, ("", "index", "value", "group8"))), FakeTimer())
     assert [(row.impl, row.exact) for row in rows] == [
-        (f"torch{form}", True) for form in ("", "+index", "+value", "+group8")
+        (f"torch_family{form}", True) for form in ("", "+index", "+value", "+group8")
     ]
     assert said == []
 
@@ -163,7 +164,7 @@ def test_what_cannot_be_measured_is_said_once_and_failures_do_not_end_the_rest()
     made = bench.Bench(bench.Inputs([CELL], "cpu"), (FakeTimer(), FakeTimer()), time.monotonic() + 60, said.append)
     many = [Contender("unable", unable), Contender("broken", broken), *contenders(["torch"], False)]
     rows = list(made.run([(CELL, many), (CELL, many)]))
-    assert [row.impl for row in rows] == ["torch", "torch"]
+    assert [row.impl for row in rows] == ["torch_family", "torch_family"]
     assert [line.split()[0:2] for line in said].count(["not", "measured:"]) == 1
     assert made.failures == 2
     assert any("out of luck" in line for line in said)
@@ -301,3 +302,29 @@ def test_without_a_gpu_the_command_says_so() -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit, match="GPU"):
         bench.main([])
+
+
+# -------------------------------------------------------------------------------------------------- the chooser's table
+
+
+def test_the_choosers_table_is_made_from_records(tmp_path: Path) -> None:
+    rows = [row for row in record() if row.cell.data == "normal"]
+    rows += [Row("radix_wide+index", CELL, 4, 4.5, True), Row("cluster+index", CELL, 4, 4.0, False)]
+    rows += [Row("radix_wide+pdl", CELL, 1, 1, True), Row("gone", CELL, 1, 1, True)]
+    with records.Writer(tmp_path / "kernels.csv") as writer:
+        for row in rows:
+            writer.write(row)
+    with records.Writer(tmp_path / "later.csv") as writer:
+        writer.write(Row("radix_wide", CELL, 3, 5.5, True))
+    table = tmp_path / "measured.csv"
+    table.write_text(
+        "device,capability,form,dtype,k,rows,bound,us\na100,8.0,any,f32,1,2,3,radix_wide=9\nh200,9.0,any,f32,1,2,3,cluster=1\n"
+    )
+    kernel_table.main([str(tmp_path / "kernels.csv"), str(tmp_path / "later.csv"), "--table", str(table)])
+    assert table.read_text().splitlines() == [
+        "device,capability,form,dtype,k,rows,bound,us",
+        "a100,8.0,any,f32,1,2,3,radix_wide=9",
+        "h200,9.0,any,bf16,512,4,4096,cluster=4.1 radix_wide=5.5",
+        "h200,9.0,any,bf16,2048,256,1048576,cluster=190 radix_wide=480",
+        "h200,9.0,index,bf16,512,4,4096,radix_wide=4.5",
+    ]
