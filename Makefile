@@ -6,7 +6,6 @@
 #   PYTEST_ARGS  more arguments for pytest
 #   GPU_WORKERS  processes that share the GPU tests (needs pytest-xdist; default: one after another)
 #   JOBS         processes that compile kernels (default: one a core)
-#   BENCH_ARGS   arguments of the kernel bench (default: all families, kinds of rows and output forms, 300 s)
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -19,7 +18,6 @@ NOVENV ?=
 PYTEST_ARGS ?=
 GPU_WORKERS ?=
 JOBS ?= $(shell nproc)
-BENCH_ARGS ?= --families all --kinds --forms --seconds 300
 export TORCH_INDEX ?=
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -32,6 +30,7 @@ KERNELS := build/kernels
 CHECKED := sm_80 sm_90a sm_100a
 DOCUMENTED := topkd topkd.errors topkd.kernels topkd.server.config
 PROTO_VENV := build/venv-proto
+DEPLOY_VENV := build/venv-deploy
 PROTO_BIN := $(CURDIR)/$(PROTO_VENV)/bin
 
 ifeq ($(NOVENV),)
@@ -67,7 +66,7 @@ test: $(READY) ## Run the tests against the wheel
 lint: $(READY) ## Check style and shell scripts
 	$(BIN)ruff check .
 	$(BIN)ruff format --check .
-	$(BIN)shellcheck .ci/run .ci/setup-venv
+	$(BIN)shellcheck .ci/run .ci/setup-venv deploy/image/steps
 
 types: $(READY) ## Check the types of the installed package and of a program that uses it
 	$(check-folder)
@@ -104,7 +103,7 @@ resources: build/kernels.json ## Renew that report, tests/kernels/resources.csv
 	@$(PY) tests/kernels/resources.py write $<
 
 ##@ On a GPU machine
-.PHONY: gpu-test gpu-record-check bench bench-kernels
+.PHONY: gpu-test gpu-record-check bench
 gpu-test: $(READY) ## Run the tests marked gpu and write tests/gpu/record.json
 	$(check-folder)
 	$(PY) tests/gpu/record.py run --tests build/check $(if $(GPU_WORKERS),--workers $(GPU_WORKERS)) $(PYTEST_ARGS)
@@ -116,15 +115,16 @@ bench: $(READY) ## Run the tests marked bench, and print what they measured
 	$(check-folder)
 	cd build/check && $(PY) -m pytest -m 'bench$(if $(shell command -v nvidia-smi),, and not gpu)' -s $(PYTEST_ARGS)
 
-bench-kernels: $(READY) ## Time the kernels, exactness first: tests/bench/results/<device>/kernels.csv and .txt
-	$(check-folder)
-	cd build/check && $(PY) -m tests.bench.kernels --results $(CURDIR)/tests/bench/results $(BENCH_ARGS)
+##@ Deployment
+.PHONY: image-check image-lock
+image-check: ## Take the image's build steps without Docker, and start the server from the result
+	$(PYTHON) deploy/image/check.py --kernels $(KERNELS)
+
+image-lock: $(DEPLOY_VENV)/.ready ## Renew the hashed locks of the image's wheels
+	PATH=$(CURDIR)/$(DEPLOY_VENV)/bin:$$PATH python deploy/image/lock.py
 
 ##@ Later
-.PHONY: deploy-check chaos
-deploy-check: ## (issue 5) Check the deployment files
-	@echo 'deploy-check: not there yet, issue 5 is open' >&2; exit 2
-
+.PHONY: chaos
 chaos: ## (issue 4) Kill, stall and flood real processes
 	@echo 'chaos: not there yet, issue 4 is open' >&2; exit 2
 
@@ -184,6 +184,12 @@ $(PROTO_VENV)/.ready: proto/requirements.txt
 	@echo '== making $(PROTO_VENV)' >&2
 	@rm -rf $(PROTO_VENV) && $(PYTHON) -m venv $(PROTO_VENV)
 	@$(PROTO_BIN)/python $(PIP) install -r $<
+	@touch $@
+
+$(DEPLOY_VENV)/.ready: deploy/requirements.txt
+	@echo '== making $(DEPLOY_VENV)' >&2
+	@rm -rf $(DEPLOY_VENV) && $(PYTHON) -m venv $(DEPLOY_VENV)
+	@$(DEPLOY_VENV)/bin/python $(PIP) install --no-deps -r $<
 	@touch $@
 
 build/venv-oldest/.ready: constraints-oldest.txt constraints-dev.txt | $(WHEEL)

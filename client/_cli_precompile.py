@@ -35,6 +35,12 @@ def add_commands(commands: Any) -> None:
     add("--family", action="append", metavar="NAME", help="kernel family; again for more (default: all)")
     add("--jobs", "-j", type=int, default=1, metavar="N", help="processes that compile (default: this one)")
     add("--dir", type=Path, metavar="DIR", help="where to store (default: $TOPKD_CACHE_DIR, or ~/.cache/topkd)")
+    add(
+        "--with-runtime",
+        action="store_true",
+        help="keep the compiler's runtime library too (43 MB): where $TOPKD_PRECOMPILED_DIR names the directory, "
+        "kernels load without the compiler",
+    )
     add("--list", action="store_true", help="show what is stored, and compile nothing")
     add_json(parser)
     parser.set_defaults(run=_run)
@@ -45,6 +51,8 @@ def _run(args: argparse.Namespace) -> int:
         from topkd import kernels
     except ImportError as error:
         raise CommandError(f"precompile needs topkd[server]: {error}") from None
+    if args.with_runtime and (args.list or args.dir is None):
+        raise CommandError("--with-runtime needs --dir, and goes without --list")
     rows = list(kernels.stored(args.dir)) if args.list else _compile(args)
     if args.json:
         print_json([row._asdict() for row in rows])
@@ -58,12 +66,14 @@ def _run(args: argparse.Namespace) -> int:
 
 def _compile(args: argparse.Namespace) -> list[Precompiled]:
     from topkd.kernels import precompile
-    from topkd.kernels._precompile import ARCHITECTURES
+    from topkd.kernels._precompile import ARCHITECTURES, keep_runtime
 
     archs = ARCHITECTURES if "all" in (args.arch or ()) else args.arch
     try:
+        if args.with_runtime:
+            keep_runtime(args.dir)
         return precompile(archs, args.family, directory=args.dir, jobs=args.jobs, see=_say)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         raise CommandError(str(error)) from None
 
 

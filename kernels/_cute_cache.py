@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from . import _env
 from ._cute_key import FORMAT, Variant
+from ._cute_kit import is_trusted
 
 LOCK_SECONDS = 60.0
 """How long a process waits for another that compiles the same variant; then it compiles for itself."""
@@ -167,7 +168,7 @@ def read_entry(path: Path) -> Entry | None:
     """Read and check a file; None if it is no entry, not whole, or open to others than its owner and root."""
     try:
         with path.open("rb") as file:
-            if not _is_trusted(os.fstat(file.fileno())):
+            if not is_trusted(os.fstat(file.fileno())):
                 return None
             data = file.read()
         magic, length, digest = _FOOTER.unpack(data[-_FOOTER.size :])
@@ -188,14 +189,9 @@ def warn_once(message: str) -> None:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def _is_trusted(status: os.stat_result) -> bool:
-    """Say whether only this user and root could have written something."""
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
-
-
 def _is_private(directory: Path) -> bool:
     try:
-        return _is_trusted(directory.stat())
+        return is_trusted(directory.stat())
     except OSError:
         return False
 

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ import torch
 
 from ._cute_cache import Entry, Store, open_store, warn_once
 from ._cute_key import Variant, key_of
+from ._cute_kit import read_kit
 from ._cute_link import SYMBOL, LinkError, link, load
 from ._errors import KernelUnavailableError
 
@@ -34,7 +34,6 @@ _LOADED: list[Any] = []
 _COUNTS: Counter[tuple[str, str]] = Counter()
 _FAILURES: dict[str, str] = {}
 _WATCHERS: list[Callable[["Made"], None]] = []
-_PRETENDED: ContextVar[tuple[int, int] | None] = ContextVar("topkd_capability", default=None)
 
 _ACCELERATED = frozenset({(9, 0), (10, 0), (10, 3), (12, 0), (12, 1)})
 """Compute capabilities whose code is built with the architecture's own features (sm_90a)."""
@@ -64,33 +63,21 @@ class _Compiled(NamedTuple):
     launch: dict[str, int]
 
 
-@contextmanager
-def pretending(capability: tuple[int, int]) -> Iterator[None]:
-    """Let every CUDA device have a compute capability, and the compiler be installed, for what this thread asks."""
-    token = _PRETENDED.set(capability)
-    try:
-        yield
-    finally:
-        _PRETENDED.reset(token)
-
-
+@functools.cache
 def installed() -> bool:
-    """Say whether the CuTe DSL and its launcher are installed, without importing them."""
-    return _PRETENDED.get() is not None or _installed()
+    """Say whether the launcher is installed, and the CuTe DSL or a kit in its place, without importing them."""
+    return importlib.util.find_spec("tvm_ffi") is not None and (compiler_installed() or read_kit() is not None)
 
 
 @functools.cache
-def _installed() -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in ("cutlass", "tvm_ffi"))
+def compiler_installed() -> bool:
+    """Say whether the CuTe DSL is installed, without importing it."""
+    return importlib.util.find_spec("cutlass") is not None
 
 
+@functools.cache
 def capability(index: int) -> tuple[int, int]:
     """Return the compute capability of a CUDA device."""
-    return _PRETENDED.get() or _capability(index)
-
-
-@functools.cache
-def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
@@ -163,16 +150,6 @@ def load_or_compile(module: str, name: str, facts: tuple[Any, ...], arch: str, o
 def failure(family: str) -> str | None:
     """Return why a family has no code in this process, or None if nothing has failed."""
     return _FAILURES.get(family)
-
-
-def failures() -> dict[str, str]:
-    """Return the families that have no code in this process, and why."""
-    return dict(_FAILURES)
-
-
-def failure_count() -> int:
-    """Return how many families have no code in this process."""
-    return len(_FAILURES)
 
 
 def _find_or_make(variant: Variant, started: float) -> Made:

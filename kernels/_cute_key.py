@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import _env
+from ._cute_kit import read_kit
 
 FORMAT = 1
 """Of an entry; raised when entries of before cannot be read, or are called otherwise."""
 
-_PACKAGES = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
+COMPILER, LAUNCHER = "nvidia-cutlass-dsl", "apache-tvm-ffi"
 _COMPILES = "_cute_compile"
 """How kernels are compiled changes their code as well."""
 
@@ -47,7 +48,7 @@ class Variant(NamedTuple):
 
 @functools.cache
 def runtime_library() -> Path | None:
-    """Return the library that compiled code calls, of the newest CUDA flavour that is installed; None without one."""
+    """Return the library that compiled code calls: the compiler's, of the newest CUDA, or a kit's; else None."""
     named = [Path(name) for name in _env.compiler_libraries() if name.endswith("libcute_dsl_runtime.so")]
     spec = importlib.util.find_spec("cutlass")
     if not named and spec is not None and spec.origin is not None:
@@ -55,6 +56,8 @@ def runtime_library() -> Path | None:
         flavours = root.glob("cu*/lib/libcute_dsl_runtime.so")
         named = sorted(flavours, key=lambda path: int(re.sub(r"\D", "", path.parts[-3]) or 0), reverse=True)
         named.append(root / "lib" / "libcute_dsl_runtime.so")
+    kit = read_kit()
+    named += [kit.library] if spec is None and kit is not None else []
     return next((path for path in named if path.is_file()), None)
 
 
@@ -62,12 +65,18 @@ def runtime_library() -> Path | None:
 def versions() -> tuple[str, ...]:
     """Return the versions of the compiler and the launcher, and the CUDA flavour; the packages are not imported.
 
+    Without the compiler they are those that a kit tells of.
+
     Raises:
         PackageNotFoundError: one has no metadata, so that its version is unknown.
     """
-    runtime = runtime_library()
-    flavour = "" if runtime is None else runtime.parent.parent.name
-    return (*(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES), flavour)
+    kit = read_kit() if importlib.util.find_spec("cutlass") is None else None
+    if kit is not None:
+        compiler, flavour = kit.versions.get(COMPILER, ""), kit.flavour
+    else:
+        runtime = runtime_library()
+        compiler, flavour = importlib.metadata.version(COMPILER), "" if runtime is None else runtime.parent.parent.name
+    return f"{COMPILER} {compiler}", f"{LAUNCHER} {importlib.metadata.version(LAUNCHER)}", flavour
 
 
 def sources(module: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """`precompile`: kernels compiled ahead of time, on any machine, for processes that then load them."""
 
+import importlib.metadata
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -11,8 +12,9 @@ import torch
 
 from ._cubin import read_resources
 from ._cute_cache import open_store, store_in
-from ._cute_compile import Made, arch_of, capability, installed, watch
-from ._cute_key import Variant, key_of
+from ._cute_compile import Made, arch_of, capability, compiler_installed, installed, watch
+from ._cute_key import COMPILER, Variant, key_of, runtime_library
+from ._cute_kit import write_kit
 from ._dispatch import families_to_compile
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
@@ -101,6 +103,19 @@ def _compile(
         stack.enter_context(watch(take))
         families_to_compile()[name]().precompile(arch)
     return done
+
+
+def keep_runtime(directory: Path) -> None:
+    """Put beside compiled kernels what loading them takes where the compiler is not installed.
+
+    Raises:
+        RuntimeError: the compiler is not installed.
+        OSError: it cannot be written.
+    """
+    library = runtime_library() if compiler_installed() else None
+    if library is None:
+        raise RuntimeError(f"the package {COMPILER} is not installed, or has no runtime library")
+    write_kit(directory, {COMPILER: importlib.metadata.version(COMPILER)}, library)
 
 
 def stored(directory: Path | None = None) -> Iterator[Precompiled]:

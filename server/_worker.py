@@ -8,7 +8,6 @@ figures, exit.
 """
 
 import argparse
-import contextlib
 import gc
 import json
 import os
@@ -28,7 +27,6 @@ from ._control import Message, receive, send, send_packet, unpack_bytes
 from ._device import open_backend
 from ._directory import SOCKET_MODE
 from ._memory import DTYPES, Backend
-from ._process import ProcessFigures
 from .config import ServerLimits
 from .metrics import ServerMetrics, Snapshot
 
@@ -51,7 +49,6 @@ class Worker:
         self._limits = ServerLimits(**json.loads(options.limits))
         self._metrics = ServerMetrics(CollectorRegistry())
         self._snapshot = Snapshot(self._metrics.registry)
-        self._figures = ProcessFigures(self._metrics, "worker")
         self._push_lock = threading.Lock()
         self._ending = threading.Lock()
         self._backend = open_backend(options.device, options.cpu_threads)
@@ -117,9 +114,6 @@ class Worker:
         threading.Thread(target=serve_side, args=arguments, name="topkd-side", daemon=True).start()
 
     def _client_gone(self, cause: str) -> None:
-        if cause == "detached":
-            with contextlib.suppress(OSError):
-                send(self._control, {"t": "detached"})
         self.finish(cause, self._options.grace_s)
 
     def _close(self, session_id: str) -> None:
@@ -168,7 +162,6 @@ class Worker:
         """Sends the figures that changed."""
         with self._push_lock:
             self._service.flush_figures()
-            self._figures.refresh()
             changed = self._snapshot.changes()
             try:
                 for first in range(0, len(changed), _SAMPLES_PER_PACKET):

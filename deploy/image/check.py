@@ -1,0 +1,216 @@
+"""Takes the image's build steps without Docker, starts the server from the result as the image does, and looks at it.
+
+    python deploy/image/check.py [--kernels DIR] [--arch ARCH]...
+
+The steps are those of the Dockerfile (deploy/image/steps), with a CPU build of torch. As root, the server runs as user
+10001 on a read-only root with `/tmp` and the socket directory to write to; else as the caller, which is said.
+What it cannot show: the base image, CUDA's torch, a kernel on a GPU.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+USER = 10001
+METRICS_PORT, HEALTH_PORT = 19477, 19479
+START_TIMEOUT_S = 120.0
+PROGRAM = """
+import numpy as np, topkd
+scores = np.random.default_rng(1).permutation(4096).reshape(4, 1024).astype(np.float32)
+with topkd.Client() as client:
+    shared = client.empty(scores.shape, "float32")
+    shared[...] = scores
+    answer = client.select_topk(shared, 8, order="value", ties="lowest")
+assert np.array_equal(answer.indices, np.argsort(-scores, axis=1)[:, :8]), answer.indices
+"""
+
+
+def say(text: str) -> None:
+    """Shows what was found."""
+    print(f"image-check: {text}", flush=True)
+
+
+def steps(*arguments: object, **environ: str) -> None:
+    """Takes one build step."""
+    started = time.monotonic()
+    subprocess.run([HERE / "steps", *map(str, arguments)], check=True, env=os.environ | environ)
+    say(f"step {arguments[0]}: {time.monotonic() - started:.0f} s")
+
+
+def build(folder: Path, seed: Path | None, archs: list[str]) -> None:
+    """Makes the environment that runs, one with the compiler, and the kernels, as the Dockerfile's stages do."""
+    sources = folder / "src"
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        sources.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, sources)
+    for name in ("client", "server", "kernels", "proto/topkd"):
+        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+    steps("wheel", sources, folder / "dist", PYTHON=sys.executable)
+    steps("install", folder / "topkd", folder / "dist", "cpu", PYTHON=sys.executable)
+    shutil.copytree(folder / "topkd", folder / "with-compiler", symlinks=True)
+    steps("compiler", folder / "with-compiler")
+    if seed is not None and seed.is_dir():  # what was compiled of the same sources is not compiled again
+        shutil.copytree(seed, folder / "kernels", ignore=shutil.ignore_patterns("locks", "*.tmp"))
+    steps("kernels", folder / "with-compiler", folder / "kernels", *archs)
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """Returns the environment of the image, its places moved into the folder."""
+    text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
+    found: dict[str, str] = {}
+    for stage in ("base", "runtime", "gpu"):
+        lines = text.split(f" AS {stage}\n")[1].split("\nFROM ")[0].splitlines()
+        for line in lines:
+            if line.startswith("ENV "):
+                found |= dict(pair.split("=", 1) for pair in shlex.split(line[4:]))
+    moved = {"/opt/topkd-kernels": "kernels", "/run/topkd": "run", "/opt/topkd": "topkd"}
+    for name, value in found.items():
+        for place, part in moved.items():
+            value = value.replace(place, str(folder / part))
+        found[name] = value.replace("$PATH", os.environ["PATH"])
+    return found
+
+
+def command() -> list[str]:
+    """Returns the command line of the image."""
+    text = (ROOT / "Dockerfile").read_text()
+    entry, given = (
+        json.loads(re.search(rf"^{name} (\[.*\])$", text, re.MULTILINE)[1]) for name in ("ENTRYPOINT", "CMD")
+    )  # type: ignore[index]
+    return [*entry, *given]
+
+
+def confined(folder: Path, arguments: list[str]) -> list[str]:
+    """Returns a command that runs as the image's user on a read-only root, as far as this user may arrange that."""
+    if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        say("NOT SHOWN: user 10001 and the read-only root (needs root and mount namespaces); it runs as the caller")
+        return arguments
+    prefix, hidden = Path(sys.base_prefix), folder / "python"
+    hidden.mkdir()
+    closed = next((path for path in reversed(prefix.parents) if not path.stat().st_mode & 0o001), None)
+    script = ["set -eu"]
+    if closed is not None:  # an interpreter where only root may look, as pyenv's
+        script += [f"mount --bind {prefix} {hidden}", f"mount -t tmpfs -o mode=755 tmpfs {closed}"]
+        script += [f"mkdir -p {prefix}", f"mount --bind {hidden} {prefix}"]
+    script += [
+        f"mount --bind {folder / 'run'} {folder / 'run'}",
+        "mount -o remount,bind,ro /",
+        "mount -t tmpfs tmpfs /tmp",
+    ]
+    keep = f"setpriv --reuid {USER} --regid {USER} --clear-groups --no-new-privs --bounding-set=-all"
+    script += [f"exec {keep} {shlex.join(arguments)}"]
+    os.chown(folder / "run", USER, USER)
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(script)]
+
+
+def check_kernels(folder: Path, environ: dict[str, str], archs: list[str]) -> None:
+    """Loads every kernel without the compiler: none may be compiled."""
+    python = folder / "topkd/bin/python"
+    absent = subprocess.run([python, "-c", "import cutlass"], env=environ, capture_output=True, check=False)
+    assert b"No module named 'cutlass'" in absent.stderr, "the compiler is in the image that runs"
+    options = [option for arch in archs for option in ("--arch", arch)]
+    asked = [python, "-m", "topkd", "precompile", "--json", "--dir", folder / "kernels", *options]
+    rows = json.loads(
+        subprocess.run(asked, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
+    )
+    compiled = [row for row in rows if row["source"] != "cache"]
+    assert rows, "there are no kernels"
+    assert not compiled, compiled
+    say(f"{len(rows)} kernels for {', '.join(archs)} loaded without the compiler, 0 compiled")
+
+
+def check_server(folder: Path, environ: dict[str, str]) -> None:
+    """Starts the server as the image does, selects, reads its metrics, ends it."""
+    bin_folder = folder / "topkd/bin"
+    entry, *given = command()
+    options = [text.replace("0.0.0.0", "127.0.0.1").replace("9479", str(HEALTH_PORT)) for text in given]
+    options += ["--metrics-port", str(METRICS_PORT), "--device", "cpu"]
+    started = time.monotonic()
+    server = subprocess.Popen(confined(folder, [str(bin_folder / entry), *options]), env=environ)
+    try:
+        health = [bin_folder / "topkd", "health"]
+        while subprocess.run(health, env=environ, capture_output=True, check=False).returncode:
+            assert server.poll() is None, f"the server ended with {server.returncode}"
+            assert time.monotonic() - started < START_TIMEOUT_S, "the server is not healthy"
+            time.sleep(0.2)
+        say(f"SERVING after {time.monotonic() - started:.1f} s")
+        port = f"127.0.0.1:{HEALTH_PORT}"
+        subprocess.run([*health, "--target", port], env=environ, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([bin_folder / "python", "-c", PROGRAM], env=environ, check=True)
+        look_at_process(server.pid, folder)
+        compiles = read_metric("topkd_compiles_total")
+        assert compiles == 0, f"topkd_compiles_total is {compiles}"
+        say("a selection is right; the metric topkd_compiles_total is 0")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        status = server.wait(30)
+    assert status == 0, f"the server ended with {status} on SIGTERM"
+    say("status 0 after SIGTERM")
+
+
+def look_at_process(pid: int, folder: Path) -> None:
+    """Says as whom the server runs, and whether it could write to its own code."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    users = set(re.search(r"^Uid:\s+(.*)$", status, re.MULTILINE)[1].split())  # type: ignore[index]
+    mounts = Path(f"/proc/{pid}/mounts").read_text().splitlines()
+    root = [line.split()[3].split(",")[0] for line in mounts if line.split()[1] == "/"]
+    if os.geteuid() == 0 and users == {str(USER)}:
+        assert root[-1] == "ro", f"the root is {root}"
+        capabilities = re.search(r"^CapEff:\s+(\w+)$", status, re.MULTILINE)[1]  # type: ignore[index]
+        assert int(capabilities, 16) == 0, capabilities
+        say(f"it runs as user {USER}, without capabilities, on a read-only root")
+    socket = (folder / "run/attach.sock").stat()
+    assert socket.st_mode & 0o777 == 0o660, oct(socket.st_mode)
+
+
+def read_metric(name: str) -> float:
+    """Returns the sum of a metric's samples."""
+    connection = http.client.HTTPConnection("127.0.0.1", METRICS_PORT, timeout=10)
+    connection.request("GET", "/metrics")
+    page = connection.getresponse().read().decode()
+    found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", page, re.MULTILINE)
+    assert found, f"there is no metric {name}"
+    return sum(map(float, found))
+
+
+def main() -> int:
+    """Builds and checks."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--kernels", type=Path, help="directory of kernels compiled before, to take what still fits from"
+    )
+    parser.add_argument("--arch", action="append", help="architecture to compile for (default: sm_90a)")
+    options = parser.parse_args()
+    archs = options.arch or ["sm_90a"]
+    with tempfile.TemporaryDirectory(prefix="topkd-image-", dir="/var/tmp") as name:  # /tmp is covered, see `confined`
+        folder = Path(name)
+        folder.chmod(0o755)
+        build(folder, options.kernels, archs)
+        (folder / "run").mkdir(mode=0o750)
+        environ = {"HOME": "/nonexistent", **settings(folder)}
+        check_kernels(folder, environ, archs)
+        check_server(folder, environ)
+        sizes = subprocess.run(
+            ["du", "-sm", folder / "topkd", folder / "kernels"], capture_output=True, text=True, check=True
+        )
+        say(
+            "MiB, with torch for the CPU: "
+            + ", ".join(line.replace(f"{folder}/", "") for line in sizes.stdout.splitlines())
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
