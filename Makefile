@@ -6,6 +6,7 @@
 #   PYTEST_ARGS  more arguments for pytest
 #   GPU_WORKERS  processes that share the GPU tests (needs pytest-xdist; default: one after another)
 #   JOBS         processes that compile kernels (default: one a core)
+#   BENCH_ARGS   arguments of the kernel bench (default: all families, kinds of rows and output forms, 300 s)
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -18,6 +19,7 @@ NOVENV ?=
 PYTEST_ARGS ?=
 GPU_WORKERS ?=
 JOBS ?= $(shell nproc)
+BENCH_ARGS ?= --families all --kinds --forms --seconds 300
 export TORCH_INDEX ?=
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -103,7 +105,7 @@ resources: build/kernels.json ## Renew that report, tests/kernels/resources.csv
 	@$(PY) tests/kernels/resources.py write $<
 
 ##@ On a GPU machine
-.PHONY: gpu-test gpu-record-check bench
+.PHONY: gpu-test gpu-record-check bench bench-kernels
 gpu-test: $(READY) ## Run the tests marked gpu and write tests/gpu/record.json
 	$(check-folder)
 	$(PY) tests/gpu/record.py run --tests build/check $(if $(GPU_WORKERS),--workers $(GPU_WORKERS)) $(PYTEST_ARGS)
@@ -114,6 +116,10 @@ gpu-record-check: ## Say whether tests/gpu/record.json is of the code as it stan
 bench: $(READY) ## Run the tests marked bench, and print what they measured
 	$(check-folder)
 	cd build/check && $(PY) -m pytest -m 'bench$(if $(shell command -v nvidia-smi),, and not gpu)' -s $(PYTEST_ARGS)
+
+bench-kernels: $(READY) ## Time the kernels, exactness first: tests/bench/results/<device>/kernels.csv and .txt
+	$(check-folder)
+	cd build/check && $(PY) -m tests.bench.kernels --results $(CURDIR)/tests/bench/results $(BENCH_ARGS)
 
 ##@ Deployment
 .PHONY: image-check image-lock

@@ -136,6 +136,7 @@ class Core(Pool):
             protocol_revision=PROTOCOL_REVISION,
             pid=os.getpid(),
             device_uuid=self.options.device_uuid,
+            reattach=self._was_attached,
         )
         session = self._open(request, timeout)
         try:

@@ -138,11 +138,16 @@ class Session:
 
     def close(self) -> None:
         """Ends the lease and closes the channels; calls in flight are cancelled. Idempotent."""
+        if not self.lost:
+            self._detach()
         self.closed = self.lost = True
         self._end_lease()
         self._data.close()
         if self._control is not None:
             self._control.close()
+
+    def _detach(self) -> None:
+        """Tells the server, where that can be told, that the end to come is meant."""
 
     def _end_lease(self) -> None:
         raise NotImplementedError
@@ -182,6 +187,9 @@ class LocalSession(Session):
             self.lose(str(error))
             raise
         return reply.registered_memfd.region_id
+
+    def _detach(self) -> None:
+        self._side.tell(side_pb2.SideRequest(detach=side_pb2.Detach()))
 
     def _end_lease(self) -> None:
         self._side.hang_up()

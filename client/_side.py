@@ -76,6 +76,11 @@ class SideConnection:
             raise _status.to_error(_status.from_side(reply.error))
         return reply, received
 
+    def tell(self, message: side_pb2.SideRequest) -> None:
+        """Sends a message that is not answered, if it can be sent at once."""
+        with contextlib.suppress(OSError):
+            self._socket.sendmsg([message.SerializeToString()], [], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+
     def _send(self, data: bytes, fds: Sequence[int]) -> None:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self._socket.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)

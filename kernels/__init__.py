@@ -6,8 +6,8 @@ import torch, and nothing else of topkd. No module but `_env` reads the environm
 `__all__` is the public interface. For callers that check, queue and run apart (the server) there is more:
 `validate_select` makes a `SelectRequest`, `run_select` runs it, `check_batch_overlap` checks the outputs of a batch,
 `run_select_batch` runs it with requests of one `plan_key` as one call, `choose` says which family serves a request
-and why, `warm_select` makes its kernel ready, `compiles` counts the kernels that became so; `validate_merge` and
-`run_merge` make and run a `MergeRequest`.
+and why, `explain` says it of a shape, `warm_select` makes its kernel ready, `compiles` counts the kernels that became
+so, `failures` says which families have no code; `validate_merge` and `run_merge` make and run a `MergeRequest`.
 
 Example:
     >>> import torch
@@ -19,6 +19,7 @@ Example:
 """
 
 from ._cute_compile import compiles as compiles
+from ._cute_compile import failures as failures
 from ._dispatch import choose as choose
 from ._dispatch import kernels, supports
 from ._dispatch import run_select as run_select
@@ -27,6 +28,8 @@ from ._dispatch import validate_select as validate_select
 from ._dispatch import warm_select as warm_select
 from ._errors import ArgumentTypeError, ArgumentValueError
 from ._errors import KernelUnavailableError as KernelUnavailableError
+from ._explain import Explanation as Explanation
+from ._explain import explain as explain
 from ._merge import merge_topk
 from ._merge import run_merge as run_merge
 from ._merge import validate_merge as validate_merge

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ _LOADED: list[Any] = []
 _COUNTS: Counter[tuple[str, str]] = Counter()
 _FAILURES: dict[str, str] = {}
 _WATCHERS: list[Callable[["Made"], None]] = []
+_PRETENDED: ContextVar[tuple[int, int] | None] = ContextVar("topkd_capability", default=None)
 
 _ACCELERATED = frozenset({(9, 0), (10, 0), (10, 3), (12, 0), (12, 1)})
 """Compute capabilities whose code is built with the architecture's own features (sm_90a)."""
@@ -63,10 +65,19 @@ class _Compiled(NamedTuple):
     launch: dict[str, int]
 
 
-@functools.cache
+@contextmanager
+def pretending(capability: tuple[int, int]) -> Iterator[None]:
+    """Let every CUDA device have a compute capability, and the compiler be installed, for what this thread asks."""
+    token = _PRETENDED.set(capability)
+    try:
+        yield
+    finally:
+        _PRETENDED.reset(token)
+
+
 def installed() -> bool:
     """Say whether the launcher is installed, and the CuTe DSL or a kit in its place, without importing them."""
-    return importlib.util.find_spec("tvm_ffi") is not None and (compiler_installed() or read_kit() is not None)
+    return _PRETENDED.get() is not None or _installed()
 
 
 @functools.cache
@@ -76,8 +87,17 @@ def compiler_installed() -> bool:
 
 
 @functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("tvm_ffi") is not None and (compiler_installed() or read_kit() is not None)
+
+
 def capability(index: int) -> tuple[int, int]:
     """Return the compute capability of a CUDA device."""
+    return _PRETENDED.get() or _capability(index)
+
+
+@functools.cache
+def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
@@ -150,6 +170,16 @@ def load_or_compile(module: str, name: str, facts: tuple[Any, ...], arch: str, o
 def failure(family: str) -> str | None:
     """Return why a family has no code in this process, or None if nothing has failed."""
     return _FAILURES.get(family)
+
+
+def failures() -> dict[str, str]:
+    """Return the families that have no code in this process, and why."""
+    return dict(_FAILURES)
+
+
+def failure_count() -> int:
+    """Return how many families have no code in this process."""
+    return len(_FAILURES)
 
 
 def _find_or_make(variant: Variant, started: float) -> Made:

@@ -1,4 +1,4 @@
-"""From checked requests to kernel families: choose, allocate, run. Process-wide state: none."""
+"""From checked requests to kernel families: choose, allocate, run. Process-wide state: the choices that were made."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from . import _env
 from ._check_data import check_tables, check_windows, untransformed
+from ._chooser import Chooser
 from ._cute_compile import failure
 from ._errors import ArgumentValueError, KernelUnavailableError, type_error
 from ._family import CompiledFamily, Family, Job
@@ -19,7 +20,7 @@ from .cluster import ClusterFamily
 from .radix_wide import RadixWideFamily
 
 _FAMILIES: tuple[Family, ...] = (ClusterFamily(), RadixWideFamily(), TorchFamily())
-"""All families, in the order in which "auto" asks them; the last serves everything."""
+"""All families; the last serves everything. A new one is registered here, and nowhere else."""
 
 
 def families_to_compile() -> dict[str, Callable[[], CompiledFamily]]:
@@ -27,28 +28,40 @@ def families_to_compile() -> dict[str, Callable[[], CompiledFamily]]:
     return {family.name: type(family) for family in _FAMILIES if isinstance(family, CompiledFamily)}
 
 
+def families() -> tuple[Family, ...]:
+    """Return the kernel families; the last serves everything."""
+    return _FAMILIES
+
+
 def kernels() -> tuple[str, ...]:
-    """Return the names of the kernel families, in the order in which "auto" asks them."""
+    """Return the names of the kernel families; the last serves everything."""
     return tuple(family.name for family in _FAMILIES)
 
 
 def _unmet(kernel: str, request: SelectRequest) -> str | None:
     """Return the first condition that keeps `kernel` from serving `request`, or None; "auto" is any family."""
     if kernel == "auto":
-        conditions = [_unmet_of(family, request) for family in _FAMILIES]
-        return None if None in conditions else conditions[-1]
+        # From the last on, which serves everything, so that mostly the others need not be asked.
+        unmet = None
+        for family in reversed(_FAMILIES):
+            if (unmet := unmet_of(family, request)) is None:
+                return None
+        return unmet
     for family in _FAMILIES:
         if family.name == kernel:
-            return _unmet_of(family, request)
+            return unmet_of(family, request)
     return f"there is no kernel family {kernel!r} on {request.input.device}"
 
 
-def _unmet_of(family: Family, request: SelectRequest) -> str | None:
+def unmet_of(family: Family, request: SelectRequest) -> str | None:
     """Return the first condition that keeps a family from serving `request`: its own, or that it has no code."""
     unmet = family.unmet(request)
     if unmet is None and (reason := failure(family.name)) is not None:
         return f"{family.name} has no code in this process: {reason}"
     return unmet
+
+
+_chooser = Chooser(_FAMILIES, unmet_of)
 
 
 def _check_name(kernel: object) -> None:
@@ -95,12 +108,17 @@ def validate_select(input: Tensor, k: int, **options: Any) -> SelectRequest:
     """
     request = check_select(input, k, **options)
     _check_name(request.kernel)
+    check_kernel(request)
+    return request
+
+
+def check_kernel(request: SelectRequest) -> None:
+    """Check that the kernel that a request asks for can serve it; raises ArgumentValueError."""
     unmet = _unmet(request.kernel, request)
     if unmet is not None:
         names = ", ".join(map(repr, ("auto", *kernels())))
         message = f"kernel is {request.kernel!r}, which cannot serve this request: {unmet}; there are {names}"
         raise ArgumentValueError("kernel", message)
-    return request
 
 
 def choose(request: SelectRequest) -> tuple[str, str]:
@@ -111,16 +129,10 @@ def choose(request: SelectRequest) -> tuple[str, str]:
 
 def _choose(request: SelectRequest) -> tuple[Family, str]:
     """Return the family that serves a checked request, and the reason for the choice."""
-    for family in _FAMILIES:
-        if family.name == request.kernel:
-            return family, "asked for by name"
-    refusals: list[str] = []
-    for family in _FAMILIES[:-1]:
-        unmet = _unmet_of(family, request)
-        if unmet is None:
-            return family, "; ".join((*refusals, "the first family that serves the request"))
-        refusals.append(f"not {family.name}: {unmet}")
-    return _FAMILIES[-1], "; ".join((*refusals, "the family that serves every request"))
+    global _chooser
+    if _chooser.families is not _FAMILIES:
+        _chooser = Chooser(_FAMILIES, unmet_of)
+    return _chooser.choose(request)
 
 
 def warm_select(request: SelectRequest) -> tuple[str, str]:
@@ -150,7 +162,7 @@ def warm_select(request: SelectRequest) -> tuple[str, str]:
 
 def _has_other(family: Family, request: SelectRequest) -> bool:
     """Say whether another family may serve a request whose family turned out to have no code."""
-    return request.kernel == "auto" and _unmet_of(family, request) is not None
+    return request.kernel == "auto" and unmet_of(family, request) is not None
 
 
 def run_select(request: SelectRequest) -> TopKResult:

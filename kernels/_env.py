@@ -26,6 +26,30 @@ def check_data() -> bool:
     raise ValueError(f"TOPKD_CHECK_DATA={text!r}: allowed are {sorted(_TRUE)} and {sorted(_FALSE)}")
 
 
+@functools.cache
+def forced_kernel() -> str | None:
+    """Return the family that `TOPKD_KERNEL` names, which `kernel="auto"` takes where it can; read once per process."""
+    named = os.environ.get("TOPKD_KERNEL", "").strip()
+    return None if named in ("", "auto") else named
+
+
+@functools.cache
+def dispatch() -> str:
+    """Return what `kernel="auto"` goes by, from `TOPKD_DISPATCH`; read once per process.
+
+    Returns:
+        "measured": the measured table, by the bound of the rows' lengths (the default); "active": the seed's rule, by
+        that bound alone; "capacity": as measured, but by the rows' capacity, as if no call said how long its rows are.
+
+    Raises:
+        ValueError: the variable is set to something else.
+    """
+    text = os.environ.get("TOPKD_DISPATCH", "").strip().lower() or "measured"
+    if text not in ("measured", "active", "capacity"):
+        raise ValueError(f"TOPKD_DISPATCH={text!r}: allowed are measured, active and capacity")
+    return text
+
+
 def cache_directory() -> Path | None:
     """Return the directory of compiled kernels; None where `TOPKD_CACHE_DIR` is "off", or there is no home."""
     named = os.environ.get("TOPKD_CACHE_DIR", "").strip()

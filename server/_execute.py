@@ -1,11 +1,12 @@
 """Batches: prepared whole, then run as one kernel call a plan key."""
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from prometheus_client import Histogram
+from prometheus_client import Counter, Histogram
 
 from topkd import kernels
 from topkd.kernels import MergeRequest, SelectRequest, TopKResult
@@ -16,7 +17,10 @@ from ._memory import DTYPE_LABELS, PROTO_DTYPES, Backend
 from .errors import FieldError, KernelFailedError, ServerError
 from .metrics import ServerMetrics, k_class
 
-__all__ = ["Batch", "Executor", "Request"]
+__all__ = ["FALLBACK_REASONS", "Batch", "Executor", "Request", "fallback_reason"]
+
+FALLBACK_REASONS = ("no_code", "unsupported")
+"""A faster family could be neither loaded nor compiled; on a GPU, no family but `torch` serves the request."""
 
 Request = SelectRequest | MergeRequest
 
@@ -30,10 +34,12 @@ class Call:
         places: their places in the batch.
         kernel: the family.
         histogram: takes the seconds of each run.
+        fallback: counts each run, if a better kernel should have served it.
     """
 
     kernel: str
     histogram: Histogram
+    fallback: Counter | None = None
     requests: list[Request] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
 
@@ -89,34 +95,36 @@ class Executor:
                 raise FieldError(f"{text}; name outputs in a region", field=f"{path}out_indices")
         calls: dict[Any, Call] = {}
         for place, request in enumerate(requests):
-            kernel = kernels.choose(request)[0] if isinstance(request, SelectRequest) else "merge"
+            kernel, reason = kernels.choose(request) if isinstance(request, SelectRequest) else ("merge", "")
             key = (kernel, request.plan_key)
             if key not in calls:
-                calls[key] = Call(kernel, self._histogram(kernel, request))
+                calls[key] = Call(kernel, self._histogram(kernel, request), self._fallback(kernel, reason, request))
             calls[key].requests.append(request)
             calls[key].places.append(place)
         sizes = [_sizes(request) for request in requests]
         rows, read, written = (sum(column) for column in zip(*sizes, strict=True))
         return Batch(list(paths), list(calls.values()), rows, read, written, reply_bytes > 0)
 
-    def run(self, batch: Batch) -> tuple[list[selection_pb2.SelectionResult], list[int]]:
+    def run(self, batch: Batch) -> tuple[list[selection_pb2.SelectionResult], list[int], int]:
         """Runs a batch and waits for the device.
 
         Returns:
-            The results in order, and the nanoseconds of each kernel call.
+            The results in order, the nanoseconds of each kernel call, and those of the turn on the device beyond them.
 
         Raises:
             KernelFailedError: a kernel raised; what ran before it has written its outputs.
         """
         done: list[tuple[Call, list[TopKResult]]] = []
         try:
+            started = time.perf_counter_ns()
             times = self._backend.run([_runner(call, done) for call in batch.calls])
+            waited = max(0, time.perf_counter_ns() - started - sum(times))
             results = self._results(batch, done, times)
         except ServerError:
             raise
         except Exception as error:
             raise self._failure(error, batch, done) from error
-        return results, times
+        return results, times, waited
 
     def _results(
         self, batch: Batch, done: list[tuple[Call, list[TopKResult]]], times: Sequence[int]
@@ -145,6 +153,30 @@ class Executor:
             found = self._metrics.kernel_seconds.labels(kernel, DTYPE_LABELS[dtype], key[2])
             self._histograms[key] = found
         return found
+
+    def _fallback(self, kernel: str, reason: str, request: Request) -> Counter | None:
+        """Returns the counter of a choice that fell short, or None."""
+        why = fallback_reason(kernel, reason, kernels.failures(), request)
+        return None if why is None else self._metrics.fallbacks.labels(kernel, why)
+
+
+def fallback_reason(kernel: str, reason: str, failures: Mapping[str, str], request: Request) -> str | None:
+    """Says why a kernel serves a request that a better one should have.
+
+    Args:
+        kernel: who serves it.
+        reason: of the choice, as `kernels.choose` words it.
+        failures: families without code, as `kernels.failures` gives them.
+        request: what is served.
+
+    Returns:
+        One of FALLBACK_REASONS, or None: the choice is as it should be, or it was the client's.
+    """
+    if not isinstance(request, SelectRequest) or request.kernel != "auto":
+        return None
+    if any(f"{family} has no code" in reason for family in failures):
+        return "no_code"
+    return "unsupported" if kernel == "torch" and request.input.is_cuda else None
 
 
 def _runner(call: Call, done: list[tuple[Call, list[TopKResult]]]) -> Callable[[], None]:

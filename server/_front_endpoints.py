@@ -1,15 +1,12 @@
 """The front's endpoints: gRPC servers, the TCP port's credentials, `/metrics`."""
 
-import sys
 import threading
-from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.metrics_core import InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from topkd.v1 import control_pb2_grpc
@@ -17,7 +14,6 @@ from topkd.v1 import control_pb2_grpc
 from ._front_rpc import ControlService, TokenInterceptor, service_names
 from ._tokens import digest
 from .config import ConfigError, ServerConfig, split_address
-from .metrics import MergedCollector
 
 __all__ = ["LIVE", "MetricsServer", "bind_tcp", "make_health_server", "make_server", "read_attach_token"]
 
@@ -118,7 +114,7 @@ class MetricsServer:
         self._thread = thread
 
     @classmethod
-    def start(cls, config: ServerConfig, collector: MergedCollector, version: str) -> "MetricsServer | None":
+    def start(cls, config: ServerConfig, collector: Collector) -> "MetricsServer | None":
         """Starts it for one front, unless it is switched off.
 
         Raises:
@@ -126,7 +122,6 @@ class MetricsServer:
         """
         registry = CollectorRegistry()
         registry.register(collector)
-        registry.register(_BuildInfo(version))
         return cls.open(config, registry)
 
     @classmethod
@@ -151,16 +146,3 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-class _BuildInfo(Collector):
-    """`topkd_build_info`."""
-
-    def __init__(self, version: str) -> None:
-        self._version = version
-
-    def collect(self) -> list[Metric]:
-        """Returns the one family."""
-        value: dict[str, Any] = {"version": self._version, "grpc": grpc.__version__}
-        value["python"] = ".".join(map(str, sys.version_info[:3]))
-        return [InfoMetricFamily("topkd_build", "What was built.", value=value)]

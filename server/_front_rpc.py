@@ -1,6 +1,7 @@
 """The front's gRPC side: ControlService, health, reflection, the token check, and the forwarding for TCP sessions."""
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -141,8 +142,11 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):  # type: ignore[m
         self, request: Any, context: Context
     ) -> control_pb2.GetServerInfoResponse:
         """Says who serves."""
+        started = time.perf_counter()
+        reply = control_pb2.GetServerInfoResponse(info=self._info())
         self._metrics.requests.labels("GetServerInfo", "OK").inc()
-        return control_pb2.GetServerInfoResponse(info=self._info())
+        self._metrics.request_seconds.labels("GetServerInfo").observe(time.perf_counter() - started)
+        return reply
 
     async def Attach(  # type: ignore[override]  # noqa: N802  # grpc.aio takes a coroutine that writes as well
         self, request: control_pb2.AttachRequest, context: Context

@@ -73,7 +73,7 @@ class FrontSessions:
 
     def count_end(self, session: FrontSession) -> None:
         """Counts a session that has ended, by its cause."""
-        self._metrics.sessions_ended.labels(session.cause).inc()
+        self._metrics.sessions_ended.labels(session.transport, session.cause).inc()
 
     def find(self, token: str | None) -> FrontSession | None:
         """Returns the session of a token, or None."""

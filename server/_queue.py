@@ -45,11 +45,21 @@ class TurnQueue:
         self._idle = threading.Condition(self._mutex)
         self._waiters: deque[_Waiter] = deque()
         self._busy = False
+        self._fullest = 0.0
 
     @property
     def depth(self) -> int:
         """Requests that wait or run."""
         return len(self._waiters) + self._busy
+
+    def fullest(self) -> float:
+        """Returns how full the fullest account was since the last call: 0 .. 1 of its limit."""
+        with self._mutex:
+            fullest = self._fullest
+            self._fullest = 0.0
+            for waiter in self._waiters:
+                self._fullest = max(self._fullest, waiter.account.pending / waiter.account.limit)
+            return fullest
 
     def enter(
         self, account: Account, timeout: float | None = None, watch: Callable[[Callable[[], None]], bool] | None = None
@@ -75,6 +85,8 @@ class TurnQueue:
                 text = f"{account.pending} requests of the session wait or run, as many as may (max_queue)"
                 raise QueueFullError(text, retry_after_ms=RETRY_AFTER_MS)
             account.pending += 1
+            if account.pending > self._fullest * account.limit:
+                self._fullest = account.pending / account.limit
             if not self._busy:
                 self._busy = True
                 return

@@ -11,7 +11,7 @@ from prometheus_client import Counter, Histogram
 
 from topkd import kernels
 
-from ._execute import Batch
+from ._execute import FALLBACK_REASONS, Batch
 from .metrics import ServerMetrics
 
 __all__ = ["Recorder"]
@@ -26,13 +26,21 @@ class Recorder:
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self._requests: deque[tuple[Histogram, Counter, int]] = deque()
-        self._batches: deque[tuple[int, Batch, Sequence[int]]] = deque()
+        self._batches: deque[tuple[int, Batch, Sequence[int], int]] = deque()
         self._lock = threading.Lock()
-        self._compiled: int | None = None
+        self._compiled: dict[str, int] = {}
+        self._phase = "start"
+        for family in kernels.kernels():  # a series that is there from the start shows its first increase
+            for phase in ("start", "ready"):
+                metrics.compiles.labels(family, phase)
+            for reason in FALLBACK_REASONS:
+                metrics.fallbacks.labels(family, reason)
 
     def start(self) -> None:
-        """Counts compiles from now on."""
-        self._compiled = _compiled()
+        """Says that the worker is ready: what is compiled from now on came too late."""
+        with self._lock:
+            self._count_compiles()
+            self._phase = "ready"
 
     def request(self, seconds: Histogram, count: Counter, nanoseconds: int) -> None:
         """Notes an answered request."""
@@ -40,32 +48,38 @@ class Recorder:
         if len(self._requests) > _MOST_NOTES:
             self.flush()
 
-    def batch(self, waited: int, batch: Batch, times: Sequence[int]) -> None:
-        """Notes a batch that ran: nanoseconds that it waited, and of each of its calls."""
-        self._batches.append((waited, batch, times))
+    def batch(self, queued: int, batch: Batch, times: Sequence[int], waited: int) -> None:
+        """Notes a batch that ran: nanoseconds that it queued, of each of its calls, and of its turn beyond them."""
+        self._batches.append((queued, batch, times, waited))
 
     def flush(self) -> None:
         """Puts everything noted into the metrics."""
-        metrics = self._metrics
         with self._lock:
-            if self._compiled is not None and (compiled := _compiled()) != self._compiled:
-                metrics.compiles.inc(compiled - self._compiled)
-                self._compiled = compiled
+            self._count_compiles()
             for _ in range(len(self._requests)):
                 seconds, count, nanoseconds = self._requests.popleft()
                 seconds.observe(nanoseconds * _NS)
                 count.inc()
             for _ in range(len(self._batches)):
-                waited, batch, times = self._batches.popleft()
-                metrics.queue_seconds.observe(waited * _NS)
-                metrics.batch_items.observe(len(batch.paths))
-                metrics.rows.inc(batch.rows)
-                metrics.input_bytes.inc(batch.input_bytes)
-                metrics.output_bytes.inc(batch.output_bytes)
-                for call, nanoseconds in zip(batch.calls, times, strict=True):
-                    call.histogram.observe(nanoseconds * _NS)
+                self._count_batch(*self._batches.popleft())
 
+    def _count_batch(self, queued: int, batch: Batch, times: Sequence[int], waited: int) -> None:
+        metrics = self._metrics
+        metrics.queue_seconds.observe(queued * _NS)
+        metrics.device_wait_seconds.observe(waited * _NS)
+        metrics.batch_items.observe(len(batch.paths))
+        metrics.rows.inc(batch.rows)
+        metrics.input_bytes.inc(batch.input_bytes)
+        metrics.output_bytes.inc(batch.output_bytes)
+        for call, nanoseconds in zip(batch.calls, times, strict=True):
+            call.histogram.observe(nanoseconds * _NS)
+            if call.fallback is not None:
+                call.fallback.inc()
 
-def _compiled() -> int:
-    """Returns how many kernels this process compiled; those loaded from the cache are not among them."""
-    return sum(count for (_, source), count in kernels.compiles().items() if source == "compiled")
+    def _count_compiles(self) -> None:
+        """Counts what this process compiled since the last time; what came from the cache is not among it."""
+        for (family, source), count in kernels.compiles().items():
+            new = count - self._compiled.get(family, 0)
+            if source == "compiled" and new:
+                self._metrics.compiles.labels(family, self._phase).inc(new)
+                self._compiled[family] = count

@@ -1,6 +1,7 @@
 """The worker's gRPC side: SelectionService, behind the token check."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -41,6 +42,8 @@ __all__ = ["SelectionService", "TokenInterceptor", "make_server"]
 
 SERVICE = "topkd.v1.SelectionService"
 _NS = 1e-9
+_FILLS_KEPT = 60
+"""Readings of the queue's fill that a flush looks at: four a second for 15 s, a usual scrape interval."""
 Context = Any  # grpc.ServicerContext, whose stubs lack what is used here
 
 
@@ -84,15 +87,18 @@ class SelectionService:
         self._log = log
         self._executor = Executor(backend, metrics, limits.max_message_bytes - (64 << 10))
         self._recorder = Recorder(metrics)
+        self._fills: deque[float] = deque(maxlen=_FILLS_KEPT)
 
     def start_figures(self) -> None:
-        """Counts compiles from now on: the server is ready."""
+        """Says that the worker is ready: what is compiled from now on came too late."""
         self._recorder.start()
 
     def flush_figures(self) -> None:
         """Puts what was noted of calls into the metrics."""
         self._recorder.flush()
         self._metrics.queued.set(self.queue.depth)
+        self._fills.append(self.queue.fullest())
+        self._metrics.queue_fill.set(max(self._fills))
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns the handler to register."""
@@ -169,13 +175,13 @@ class SelectionService:
         arrived = time.perf_counter_ns()
         self._enter(session, context)
         try:
-            waited = time.perf_counter_ns() - arrived
+            queued = time.perf_counter_ns() - arrived
             batch = prepare(session, message)
-            results, times = self._executor.run(batch)
+            results, times, waited = self._executor.run(batch)
         finally:
             self.queue.leave(session.account)
-        self._recorder.batch(waited, batch, times)
-        answer: bytes = reply(results=results, queue_time_ns=waited).SerializeToString()
+        self._recorder.batch(queued, batch, times, waited)
+        answer: bytes = reply(results=results, queue_time_ns=queued).SerializeToString()
         return answer
 
     def _prepare_select(self, session: Session, message: bytes) -> Batch:

@@ -37,6 +37,7 @@ class WorkerProcess:
         address: gRPC address of its endpoint.
         state: "starting", "spare", "busy", "ending" or "dead".
         shared: serves the sessions attached over TCP.
+        detached: the client of its session has ended it in order.
         on_exit: called in the loop when the process has ended.
     """
 
@@ -48,6 +49,7 @@ class WorkerProcess:
         self.address = f"unix:{path}"
         self.shared = shared
         self.state = "starting"
+        self.detached = False
         self.failure = ""
         self.on_exit: Callable[[], None] | None = None
 
@@ -63,13 +65,22 @@ class WorkerProcess:
             self.kill()
             raise WorkerLostError("the worker is gone") from None
 
-    async def crashed(self) -> bool:
-        """Says whether the process has failed or was killed; waits a moment: its sockets close before it ends."""
-        for _ in range(5):
+    async def how_ended(self) -> str:
+        """Says how the session of a worker whose connection has ended came to its end.
+
+        Waits until the worker knows, 2 s at most: its sockets close before it ends.
+
+        Returns:
+            "worker_lost": the process has failed or was killed. "detached": its client has said that it ends the
+            session. "client_gone": it has not.
+        """
+        for _ in range(200):
+            if self.detached:
+                return "detached"
             if self.state == "dead":
-                return self.popen.returncode != 0
+                return "worker_lost" if self.popen.returncode != 0 else "client_gone"
             await asyncio.sleep(0.01)
-        return False
+        return "client_gone"
 
     def kill(self) -> None:
         """Kills the process; its end is noticed like any other."""
@@ -189,6 +200,8 @@ class Supervisor:
         kind = message.get("t")
         if kind == "metrics":
             self._collector.update(worker, message["samples"])
+        elif kind == "detached":
+            worker.detached = True
         elif kind == "failed":
             worker.failure = message["message"]
         elif kind == "ready":
@@ -216,6 +229,8 @@ class Supervisor:
         report("worker_ended", worker=worker.popen.pid, state=was, exit_code=code, failure=worker.failure)
         if worker.on_exit is not None:
             worker.on_exit()
+        if not expected:
+            self._metrics.worker_crashes.inc()
         if not expected and was in ("starting", "spare"):
             self._failures += 1
             self._give_up(worker, code)

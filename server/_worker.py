@@ -8,6 +8,7 @@ figures, exit.
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -27,6 +28,7 @@ from ._control import Message, receive, send, send_packet, unpack_bytes
 from ._device import open_backend
 from ._directory import SOCKET_MODE
 from ._memory import DTYPES, Backend
+from ._process import ProcessFigures
 from .config import ServerLimits
 from .metrics import ServerMetrics, Snapshot
 
@@ -49,6 +51,7 @@ class Worker:
         self._limits = ServerLimits(**json.loads(options.limits))
         self._metrics = ServerMetrics(CollectorRegistry())
         self._snapshot = Snapshot(self._metrics.registry)
+        self._figures = ProcessFigures(self._metrics, "worker")
         self._push_lock = threading.Lock()
         self._ending = threading.Lock()
         self._backend = open_backend(options.device, options.cpu_threads)
@@ -114,6 +117,9 @@ class Worker:
         threading.Thread(target=serve_side, args=arguments, name="topkd-side", daemon=True).start()
 
     def _client_gone(self, cause: str) -> None:
+        if cause == "detached":
+            with contextlib.suppress(OSError):
+                send(self._control, {"t": "detached"})
         self.finish(cause, self._options.grace_s)
 
     def _close(self, session_id: str) -> None:
@@ -162,6 +168,7 @@ class Worker:
         """Sends the figures that changed."""
         with self._push_lock:
             self._service.flush_figures()
+            self._figures.refresh()
             changed = self._snapshot.changes()
             try:
                 for first in range(0, len(changed), _SAMPLES_PER_PACKET):

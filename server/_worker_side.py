@@ -17,12 +17,13 @@ from .errors import FieldError, ServerError, to_side_error
 __all__ = ["serve_side"]
 
 LONGEST_REQUEST = 64 << 10
+_DETACH = side_pb2.SideRequest(detach=side_pb2.Detach()).SerializeToString()
 
 
 def serve_side(
     connection: socket.socket, session: Session, backend: Backend, log: Logger, ended: Callable[[str], None]
 ) -> None:
-    """Answers side requests until the connection ends, then calls `ended` with the cause.
+    """Answers side requests until the client detaches or the connection ends, then calls `ended` with the cause.
 
     Args:
         connection: blocking, SOCK_SEQPACKET.
@@ -34,6 +35,9 @@ def serve_side(
     try:
         while (packet := receive_packet(connection, LONGEST_REQUEST)) is not None:
             data, fds = packet
+            if data == _DETACH:
+                ended("detached")
+                return
             try:
                 reply = _answer(data, fds, session, backend)
             except Exception as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from topkd._paths import default_socket_dir
 
-__all__ = ["ConfigError", "ServerConfig", "ServerLimits"]
+__all__ = ["ConfigError", "ServerConfig", "ServerLimits", "mps_pipe_directory"]
 
 DEFAULT_METRICS_PORT = 9477
 _LONGEST_SOCKET = "/w-0123456789abcdef.sock"
@@ -195,6 +195,12 @@ class ServerConfig:
                 f"tcp_address {address} is not loopback and TLS is off: tokens and scores would cross the network in "
                 "plain text. Give tls_cert and tls_key, or allow_insecure_tcp if the network is trusted"
             )
+
+
+def mps_pipe_directory(environ: Mapping[str, str] | None = None) -> str:
+    """Returns where an MPS daemon keeps its pipes: NVIDIA's variable, or NVIDIA's default."""
+    env = os.environ if environ is None else environ
+    return env.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
 
 
 def split_address(address: str, option: str = "tcp_address") -> tuple[str, int]:

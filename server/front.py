@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import secrets
 import signal
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -25,8 +26,9 @@ from ._front_endpoints import LIVE, MetricsServer, bind_tcp, make_health_server,
 from ._front_rpc import CONTROL, SELECTION, ControlService, Forwarder, TokenInterceptor
 from ._front_sessions import FrontSession, FrontSessions, check_attach, server_info
 from ._front_side import SideConnection, SideListener
+from ._process import ProcessFigures, mps_runs
 from ._supervisor import StartError, Supervisor, WorkerProcess, describe
-from .config import ConfigError, ServerConfig, split_address
+from .config import ConfigError, ServerConfig, mps_pipe_directory, split_address
 from .errors import DrainingError, StartingError, WorkerLostError
 from .metrics import MergedCollector, ServerMetrics
 
@@ -103,9 +105,11 @@ class Front:
         self._log = log
         self._registry = CollectorRegistry()
         self._metrics = ServerMetrics(self._registry)
-        self._collector = MergedCollector(self._registry)
+        self._figures = ProcessFigures(self._metrics, "front")
+        self._collector = MergedCollector(self._registry, self._refresh)
         self._epoch = secrets.token_hex(16)
         self._version = _version()
+        self._metrics.prepare_front(config.limits.max_sessions, self._version)
         self._limits = control_pb2.Limits(**dataclasses.asdict(config.limits))
         self._draining = asyncio.Event()
         self._warm = False
@@ -134,7 +138,7 @@ class Front:
         await self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         if self._config.health_address is not None:
             self._servers.append(await make_health_server(self._config.health_address, self._health))
-        self._metrics_server = MetricsServer.start(self._config, self._collector, self._version)
+        self._metrics_server = MetricsServer.start(self._config, self._collector)
         await self._start_unix()
         tcp_address = await self._start_tcp()
         path = self._directory.socket_path(ATTACH_SOCKET)
@@ -142,6 +146,8 @@ class Front:
         self._directory.publish(ATTACH_SOCKET)
         await self._supervisor.start()
         self._warm = True
+        if self._supervisor.facts is not None:
+            self._metrics.set_device(self._supervisor.facts["device"])
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         serving = {
             "socket_dir": str(self._directory.path),
@@ -154,7 +160,15 @@ class Front:
         self._log.info("serving", **serving)
         return serving
 
+    def _refresh(self) -> None:
+        """Brings the figures of this process up to date before they are read."""
+        self._figures.refresh()
+        facts = self._supervisor.facts
+        on_gpu = facts is not None and facts["device"]["backend"] == control_pb2.BACKEND_CUDA
+        self._metrics.mps_active.set(on_gpu and mps_runs(mps_pipe_directory()))
+
     async def _set_health(self, status: Any) -> None:
+        self._metrics.ready.set(status == health_pb2.HealthCheckResponse.SERVING)
         for name in ("", CONTROL, SELECTION):
             await self._health.set(name, status)
 
@@ -209,6 +223,11 @@ class Front:
         check_attach(request, self._supervisor.facts)
         return self.sessions.open(transport)
 
+    def _count_attach(self, transport: str, request: control_pb2.AttachRequest, started: float) -> None:
+        self._metrics.attaches.labels(transport, "attached").inc()
+        self._metrics.reattaches.labels(transport).inc(request.reattach)
+        self._metrics.attach_seconds.labels(transport).observe(time.monotonic() - started)
+
     def _describe(self, session: FrontSession, address: str) -> control_pb2.Session:
         return control_pb2.Session(session_id=session.id, token=session.token, data_address=address, info=self._info())
 
@@ -216,6 +235,7 @@ class Front:
         self, side: SideConnection, request: control_pb2.AttachRequest, log: _logging.Logger
     ) -> None:
         """Runs a session of this host, from the attach to its end."""
+        started = time.monotonic()
         session = self._open(request, "unix")
         worker: WorkerProcess | None = None
         log = log.bind(session=session.id, client=request.client_name[:80])
@@ -226,15 +246,15 @@ class Front:
             worker.on_exit = lambda: self._end(session, "worker_lost")
             message = {"t": "session", "id": session.id, "token": session.token}
             side.hand_over(worker.tell, message, self._describe(session, worker.address))
-            self._metrics.attaches.labels("unix", "attached").inc()
+            self._count_attach("unix", request, started)
             log.info("attached", worker=worker.popen.pid)
             await self._first(side.gone, session.ended)
         finally:
             self._end(session, "client_gone")
             if worker is not None:
                 self._supervisor.end(worker, {"t": "close", "id": session.id}, self._config.session_grace_s)
-                if session.cause == "client_gone" and await worker.crashed():
-                    session.cause = "worker_lost"  # its client saw that first, and hung up
+                if session.cause == "client_gone":
+                    session.cause = await worker.how_ended()  # a client sees its worker's end first, and hangs up
             self.sessions.count_end(session)
             log.info("session_ended", cause=session.cause)
 
@@ -263,6 +283,7 @@ class Front:
 
     async def _attach_tcp(self, request: control_pb2.AttachRequest) -> AsyncGenerator[control_pb2.AttachResponse, None]:
         """Runs a session over TCP, from the attach to its end."""
+        started = time.monotonic()
         worker = self._supervisor.shared
         session = self._open(request, "tcp")
         log = self._log.bind(session=session.id, client=request.client_name[:80], transport="tcp")
@@ -270,7 +291,7 @@ class Front:
             if worker is None:
                 raise StartingError("the worker of the sessions over TCP is starting", retry_after_ms=1000)
             worker.tell({"t": "session", "id": session.id, "token": session.token})
-            self._metrics.attaches.labels("tcp", "attached").inc()
+            self._count_attach("tcp", request, started)
             log.info("attached", worker=worker.popen.pid)
             yield control_pb2.AttachResponse(session=self._describe(session, ""))
             worker.on_exit = self._lose_tcp
@@ -301,6 +322,7 @@ class Front:
     async def stop(self) -> None:
         """Refuses new work, lets what runs finish, ends the workers, closes the endpoints."""
         self._draining.set()
+        self._metrics.ready.set(0)
         await self._health.enter_graceful_shutdown()
         await self._supervisor.stop(self._config.drain_grace_s)
         for session in self.sessions.all():

@@ -1,5 +1,6 @@
-"""What calls cost. Measures with real processes, prints, and asserts ratios only: no test here knows a machine's speed.
+"""What calls and kernels cost. Prints; asserts ratios only: no test here knows a machine's speed.
 
-Everything is marked `bench` and run by `make bench`; docs/bench.md says how each figure is taken. May import what
-tests/e2e may.
+Measurements with real processes are marked `bench` and run by `make bench`; `make bench-kernels` times the kernels on a
+GPU, and what it does without one is tested like everything else. docs/bench.md says how each figure is taken, results/
+holds the records. May import what tests/e2e may.
 """

@@ -62,6 +62,33 @@ def test_sources_add_up_and_counters_never_go_down() -> None:
     assert 'topkd_regions{memory="memfd"}' not in seen
 
 
+def test_a_ratio_is_the_highest_of_all() -> None:
+    own, _ = make()
+    collector = MergedCollector(own.registry)
+    for number, fill in enumerate((0.25, 0.75, 0.5)):
+        metrics, snapshot = make()
+        metrics.queue_fill.set(fill)
+        collector.update(number, snapshot.changes())
+    assert read(collector)["topkd_queue_fill_ratio"] == 0.75
+    collector.retire(1)
+    assert read(collector)["topkd_queue_fill_ratio"] == 0.5
+
+
+def test_figures_are_refreshed_before_a_reading() -> None:
+    own, _ = make()
+    collector = MergedCollector(own.registry, lambda: own.ready.set(7))
+    assert read(collector)["topkd_ready"] == 7
+
+
+def test_names_are_base_units_and_say_what_they_count() -> None:
+    own, _ = make()
+    for family in own.registry.collect():
+        assert family.name.startswith("topkd_")
+        assert family.documentation.endswith(".")
+        assert not family.name.endswith(("_ms", "_us", "_ns", "_percent", "_kib", "_mib"))
+        assert family.type != "histogram" or family.name.endswith(("_seconds", "_items"))
+
+
 def test_cumulative_samples_replace_and_foreign_families_are_ignored() -> None:
     own, _ = make()
     collector = MergedCollector(own.registry)

@@ -87,8 +87,18 @@ def test_metrics_tell_of_calls(front: ServerProcess, session: Session) -> None:
 
     eventually(counted, 3)
     now = front.metrics()
-    assert now["topkd_compiles_total"] == 0
+    compiles = [value for name, value in now.items() if name.startswith("topkd_compiles_total{")]
+    assert compiles
+    assert not any(compiles)
+    assert now["topkd_device_wait_seconds_count"] == now["topkd_queue_seconds_count"]
+    assert now["topkd_ready"] == 1
+    assert abs(now["topkd_start_time_seconds"] - time.time()) < 3600
+    assert now["topkd_max_sessions"] == 6
     assert any(name.startswith("topkd_build_info{") for name in now)
+    assert any(name.startswith('topkd_device_info{backend="cpu"') for name in now)
+    for process in ("front", "worker"):
+        figures = [f'topkd_process_{what}{{process="{process}"}}' for what in ("cpu_seconds_total", "resident_bytes")]
+        assert all(now[name] > 0 for name in [*figures, f'topkd_process_open_fds{{process="{process}"}}'])
 
 
 def test_request_ids_reach_the_log(front: ServerProcess, session: Session) -> None:

@@ -35,6 +35,25 @@ def test_turns_are_in_order_of_arrival() -> None:
     assert queue.depth == 0
 
 
+def test_the_fullest_account_is_remembered_until_it_is_read() -> None:
+    queue, small, large = TurnQueue(), Account(2), Account(8)
+    assert queue.fullest() == 0
+    queue.enter(large)
+    queue.leave(large)
+    assert queue.fullest() == 1 / 8
+    assert queue.fullest() == 0
+    queue.enter(large)
+    thread = threading.Thread(target=lambda: (queue.enter(small), queue.leave(small)))
+    thread.start()
+    waiting(queue, 1)
+    assert queue.fullest() == 1 / 2
+    assert queue.fullest() == 1 / 2, "it still waits"
+    queue.leave(large)
+    thread.join()
+    assert queue.fullest() == 1 / 2
+    assert queue.fullest() == 0
+
+
 def test_full_account_is_refused_at_once_and_others_are_not() -> None:
     queue, one, other = TurnQueue(), Account(1), Account(1)
     queue.enter(one)

@@ -52,20 +52,24 @@ def test_a_family_that_fails_is_logged_and_left_out(monkeypatch: pytest.MonkeyPa
     assert any(event == "warm_up_warning" and "not kept" in fields["message"] for event, fields in log.lines)
 
 
-def test_compiles_count_once_the_worker_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiles_of_the_start_and_those_that_came_too_late_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = _cute_compile.Counter({("cluster", "compiled"): 3})
     monkeypatch.setattr(_cute_compile, "_COUNTS", counts)
     registry = CollectorRegistry()
     recorder = Recorder(ServerMetrics(registry))
 
-    def exported() -> float | None:
+    def exported() -> dict[tuple[str, str], float]:
         recorder.flush()
-        return registry.get_sample_value("topkd_compiles_total")
+        families = [family for family in registry.collect() if family.name == "topkd_compiles"]
+        samples = [sample for sample in families[0].samples if sample.name == "topkd_compiles_total"]
+        return {(each.labels["kernel"], each.labels["phase"]): each.value for each in samples if each.value}
 
-    assert exported() == 0
+    assert exported() == {("cluster", "start"): 3}
+    counts["cluster", "compiled"] += 1
     recorder.start()
     counts["cluster", "cache"] += 5
-    assert exported() == 0
+    assert exported() == {("cluster", "start"): 4}
     counts["radix_wide", "compiled"] += 2
-    assert exported() == 2
-    assert exported() == 2
+    expected = {("cluster", "start"): 4, ("radix_wide", "ready"): 2}
+    assert exported() == expected
+    assert exported() == expected

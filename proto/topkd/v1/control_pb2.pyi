@@ -90,18 +90,20 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, info: _Optional[_Union[ServerInfo, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("client_name", "client_version", "protocol_revision", "pid", "device_uuid")
+    __slots__ = ("client_name", "client_version", "protocol_revision", "pid", "device_uuid", "reattach")
     CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
     CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_REVISION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    REATTACH_FIELD_NUMBER: _ClassVar[int]
     client_name: str
     client_version: str
     protocol_revision: int
     pid: int
     device_uuid: str
-    def __init__(self, client_name: _Optional[str] = ..., client_version: _Optional[str] = ..., protocol_revision: _Optional[int] = ..., pid: _Optional[int] = ..., device_uuid: _Optional[str] = ...) -> None: ...
+    reattach: bool
+    def __init__(self, client_name: _Optional[str] = ..., client_version: _Optional[str] = ..., protocol_revision: _Optional[int] = ..., pid: _Optional[int] = ..., device_uuid: _Optional[str] = ..., reattach: bool = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("session_id", "token", "data_address", "info")

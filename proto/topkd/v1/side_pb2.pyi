@@ -12,13 +12,19 @@ class RegisterMemfd(_message.Message):
     size: int
     def __init__(self, size: _Optional[int] = ...) -> None: ...
 
+class Detach(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SideRequest(_message.Message):
-    __slots__ = ("attach", "register_memfd")
+    __slots__ = ("attach", "register_memfd", "detach")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     REGISTER_MEMFD_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
     attach: _control_pb2.AttachRequest
     register_memfd: RegisterMemfd
-    def __init__(self, attach: _Optional[_Union[_control_pb2.AttachRequest, _Mapping]] = ..., register_memfd: _Optional[_Union[RegisterMemfd, _Mapping]] = ...) -> None: ...
+    detach: Detach
+    def __init__(self, attach: _Optional[_Union[_control_pb2.AttachRequest, _Mapping]] = ..., register_memfd: _Optional[_Union[RegisterMemfd, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ...) -> None: ...
 
 class RegisteredMemfd(_message.Message):
     __slots__ = ("region_id",)

@@ -1,0 +1,149 @@
+"""What the metrics say of sessions' ends, of worse kernels, and of how many series there may be."""
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.server.harness import ServerProcess, Session, eventually, inline, select
+from topkd import kernels
+from topkd.server._execute import FALLBACK_REASONS, fallback_reason
+from topkd.server.metrics import K_CLASSES, LATENCY_BUCKETS
+from topkd.v1 import selection_pb2, side_pb2
+
+PLANS = 1000
+WIDTH = 4096
+
+
+def ended(front: ServerProcess, cause: str) -> float:
+    return front.metrics()[f'topkd_sessions_ended_total{{cause="{cause}",transport="unix"}}']
+
+
+@pytest.mark.parametrize("cause", ["detached", "client_gone", "worker_lost"])
+def test_the_ends_of_sessions_are_told_apart(front: ServerProcess, cause: str) -> None:
+    before = {each: ended(front, each) for each in ("detached", "client_gone", "worker_lost", "drained")}
+    crashes = front.metrics()["topkd_worker_crashes_total"]
+    session = Session(front)
+    if cause == "detached":
+        session.sock.send(side_pb2.SideRequest(detach=side_pb2.Detach()).SerializeToString())
+    elif cause == "worker_lost":
+        pid = front.wait_event("attached", session=session.info.session_id)["worker"]
+        os.kill(pid, signal.SIGKILL)
+        assert session.sock.recv(1) == b""
+    session.close()
+    eventually(lambda: ended(front, cause) == before[cause] + 1, 5)
+    assert {each: ended(front, each) for each in before} == {**before, cause: before[cause] + 1}
+    assert front.metrics()["topkd_worker_crashes_total"] == crashes + (cause == "worker_lost")
+
+
+def test_attaches_are_timed_and_those_after_a_loss_counted(front: ServerProcess) -> None:
+    names = ('topkd_reattaches_total{transport="unix"}', 'topkd_attach_seconds_count{transport="unix"}')
+    before = [front.metrics()[name] for name in names]
+    Session(front, reattach=True).close()
+    Session(front).close()
+    now = front.metrics()
+    assert [now[name] for name in names] == [before[0] + 1, before[1] + 2]
+
+
+def test_the_fill_of_the_queue_is_seen_after_the_fact(front: ServerProcess) -> None:
+    with Session(front) as session:
+        item = select(input=inline(np.ones((1, 8), dtype=np.float32)), k=1)
+        request = selection_pb2.SelectTopKRequest(items=[item])
+        for call in [session.stub.SelectTopK.future(request, metadata=session.metadata) for _ in range(4)]:
+            call.exception()
+        eventually(lambda: front.metrics()["topkd_queue_fill_ratio"] >= 0.25, 5)  # max_queue is 4 here
+    assert front.metrics()["topkd_queue_fill_ratio"] <= 1
+
+
+def on_gpu(request: kernels.SelectRequest) -> Any:
+    """A request as the choice sees it, but for its tensor's device."""
+
+    class OnGpu(kernels.SelectRequest):
+        input = SimpleNamespace(is_cuda=True)
+
+    copy = object.__new__(OnGpu)
+    object.__setattr__(copy, "kernel", request.kernel)
+    return copy
+
+
+def test_fallbacks_have_a_reason_and_choices_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = kernels.validate_select(torch.zeros(2, 64), 4)
+    asked = kernels.validate_select(torch.zeros(2, 64), 4, kernel="torch")
+    kernel, reason = kernels.choose(request)
+    assert fallback_reason(kernel, reason, {}, request) is None  # on the CPU torch is what there is
+    assert fallback_reason("torch", reason, {}, on_gpu(request)) == "unsupported"
+    assert fallback_reason("torch", "asked for by name", {}, on_gpu(asked)) is None
+    assert fallback_reason("radix_wide", "the first family that serves the request", {}, on_gpu(request)) is None
+
+
+def test_a_family_without_code_is_a_fallback_reason_in_the_words_of_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    from topkd.kernels import _cute_compile, _dispatch
+
+    family = kernels.kernels()[0]
+    monkeypatch.setitem(_cute_compile._FAILURES, family, "no compiler")
+    monkeypatch.setattr(type(_dispatch._FAMILIES[0]), "unmet", lambda self, request: None)
+    request = kernels.validate_select(torch.zeros(2, 64), 4)
+    kernel, reason = kernels.choose(request)
+    assert kernel != family
+    assert fallback_reason(kernel, reason, kernels.failures(), request) == "no_code"
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[ServerProcess]:
+    """A server that takes many plans."""
+    path = Path(tempfile.mkdtemp(prefix="topkd-"))
+    server = ServerProcess(path / "s", max_plans=PLANS, max_sessions=1)
+    try:
+        yield server.wait_serving()
+    finally:
+        server.stop()
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def run_plans(session: Session, tensors: Any, numbers: range) -> None:
+    """Makes plans that differ in shape, dtype, k and options, and runs each once."""
+    for number in numbers:
+        rows, dtype = 1 + number % 7, ("float32", "float16")[number % 2]
+        scores = tensors(dtype, (rows, WIDTH - number))
+        k = (40, 400, 1500, 3000, 5000)[number % 5] + number % 24
+        order = selection_pb2.ORDER_VALUE if number % 3 == 0 else selection_pb2.ORDER_INDEX
+        selection = selection_pb2.Selection(input=scores, k=k, order=order)
+        made = session.stub.CreatePlan(
+            selection_pb2.CreatePlanRequest(selection=selection), metadata=session.metadata, timeout=30
+        )
+        call = selection_pb2.PlanCall(plan_id=made.plan_id)
+        session.select(selection_pb2.BatchItem(plan=call))
+
+
+def test_a_thousand_plans_add_no_series(roomy: ServerProcess) -> None:
+    with Session(roomy) as session:
+        memory = session.register(8 * WIDTH * 4)
+        run_plans(session, memory.tensor, range(40))
+        count = 'topkd_kernel_seconds_count{dtype="float32",k="<=64",kernel="torch"}'
+        eventually(lambda: roomy.metrics()["topkd_plans"] == 40 and roomy.metrics().get(count, 0) > 0, 5)
+        few = set(roomy.metrics())
+        run_plans(session, memory.tensor, range(40, PLANS))
+        eventually(lambda: roomy.metrics()["topkd_plans"] == PLANS, 5)
+        many = set(roomy.metrics())
+    assert many == few
+    families, dtypes, classes = len(kernels.kernels()) + 1, 3, len(K_CLASSES) + 1  # with "merge"
+    measured = [name for name in many if name.startswith("topkd_kernel_seconds_count")]
+    assert len(measured) == 2 * classes  # both dtypes, every class of k
+    assert len(measured) <= families * dtypes * classes
+    assert len(many) < 1000, "the whole page"
+    assert families * dtypes * classes * (len(LATENCY_BUCKETS) + 3) < 4000, "the largest that the family can become"
+
+
+def test_reasons_and_causes_are_closed_lists(roomy: ServerProcess) -> None:
+    page = roomy.metrics()
+    found = {name for name in page if name.startswith("topkd_fallbacks_total")}
+    assert len(found) == len(kernels.kernels()) * len(FALLBACK_REASONS)
+    assert not any(page[name] for name in found)
