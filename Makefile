@@ -40,11 +40,13 @@ PY := $(abspath $(VENV))/bin/python
 BIN := $(abspath $(VENV))/bin/
 BUILDER := $(VENV)/.made-by-make
 READY := $(VENV)/.topkd-installed
+WATCH_READY := $(VENV)/.watch-installed
 else
 PY := $(shell $(PYTHON) -c 'import sys; print(sys.executable)')
 BIN :=
 BUILDER :=
 READY := build/site/.topkd-installed
+WATCH_READY :=
 override PYTHONPATH := $(CURDIR)/build/site:$(PYTHONPATH)
 export PYTHONPATH
 endif
@@ -122,7 +124,12 @@ bench-kernels: $(READY) ## Time the kernels, exactness first: tests/bench/result
 	cd build/check && $(PY) -m tests.bench.kernels --results $(CURDIR)/tests/bench/results $(BENCH_ARGS)
 
 ##@ Deployment
-.PHONY: image-check image-lock
+.PHONY: image-check image-lock watch-check
+watch-check: $(READY) $(WATCH_READY) ## Check metrics, rules, dashboard and status page with a real Prometheus and Chromium
+	$(check-folder)
+	cp -r deploy build/check
+	cd build/check && $(PY) -m tests.watch.tools && $(PY) -m pytest -m watch $(PYTEST_ARGS) tests/watch
+
 image-check: ## Take the image's build steps without Docker, and start the server from the result
 	$(PYTHON) deploy/image/check.py --kernels $(KERNELS)
 
@@ -176,6 +183,10 @@ $(VENV)/.dependencies-installed: pyproject.toml constraints.txt constraints-dev.
 
 $(VENV)/.topkd-installed: $(WHEEL) $(VENV)/.dependencies-installed
 	@$(PY) $(PIP) install --no-deps --force-reinstall $(WHEEL)
+	@touch $@
+
+$(VENV)/.watch-installed: constraints-watch.txt $(VENV)/.dependencies-installed
+	@$(PY) $(PIP) install -c constraints.txt -c constraints-dev.txt -r constraints-watch.txt
 	@touch $@
 
 build/site/.topkd-installed: $(WHEEL)

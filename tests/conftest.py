@@ -22,6 +22,8 @@ from typing import Protocol
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.watch import tools
+
 _SLOW_DATA = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 settings.register_profile(
     "default",
@@ -51,7 +53,10 @@ def pytest_report_header(config: pytest.Config) -> str:
     """Say how the random cases of this run can be had again."""
     chosen = settings()
     drawn = "the same each run" if chosen.derandomize else f"--hypothesis-seed={config.option.hypothesis_seed}"
-    return f"random cases: {chosen.max_examples} examples a test, {drawn}"
+    lacking = tools.missing()
+    why = f"; missing here: {', '.join(lacking)}" if lacking else ""
+    watch = f"tests/watch (marked watch) run by make watch-check only{why}"
+    return f"random cases: {chosen.max_examples} examples a test, {drawn}\n{watch}"
 
 
 @dataclass(frozen=True)
