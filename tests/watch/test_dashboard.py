@@ -1,0 +1,105 @@
+"""The Grafana dashboard: as Grafana's schema has it, and every panel's query gives data under load."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from itertools import combinations
+from typing import Any
+
+import pytest
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from tests.watch.dashboard import DASHBOARD, PANELS, ROWS, expression, targets
+from tests.watch.live import Prometheus
+
+pytestmark = pytest.mark.watch
+
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+TARGETS = dict(targets())
+
+
+def lost(source: Any, through: Any, path: str = "") -> list[str]:
+    """Returns where a document differs from its source; what it has besides are defaults."""
+    if isinstance(source, dict) and isinstance(through, dict):
+        pairs = [(f"{path}.{key}", value, through.get(key, "(lost)")) for key, value in source.items()]
+    elif isinstance(source, list) and isinstance(through, list) and len(source) == len(through):
+        pairs = [(f"{path}[{place}]", *pair) for place, pair in enumerate(zip(source, through, strict=True))]
+    else:
+        return [] if source == through else [f"{path}: {source!r} became {through!r}"]
+    return [each for place, one, other in pairs for each in lost(one, other, place)]
+
+
+def not_in_the_schema(document: dict[str, Any]) -> list[str]:
+    """Returns what is lost on a dashboard's way through the classes that Grafana makes from its schema."""
+    plugins.register_default_plugins()
+    return lost(document, json.loads(JSONEncoder().encode(Dashboard.from_json(copy.deepcopy(document)))))
+
+
+def test_every_key_is_one_of_grafanas_schema() -> None:
+    assert not_in_the_schema(DASHBOARD) == []
+
+
+def test_the_schema_check_sees_keys_that_are_wrong() -> None:
+    wrong = copy.deepcopy(DASHBOARD)
+    wrong["titel"] = "topkd"
+    wrong["panels"][1]["fieldConfig"]["defaults"]["units"] = "s"
+    wrong["panels"][1]["targets"][0]["legend"] = "x"
+    assert len(not_in_the_schema(wrong)) == 3
+
+
+def test_the_data_source_is_a_variable_everywhere() -> None:
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    assert set(variables) == {"datasource", "job", "instance", "device"}
+    of_panels = [panel["datasource"] for panel in PANELS]
+    of_targets = [target["datasource"] for target in TARGETS.values()]
+    of_others = [each["datasource"] for each in DASHBOARD["annotations"]["list"] + DASHBOARD["templating"]["list"][1:]]
+    assert all(each == DATASOURCE for each in of_panels + of_targets + of_others)
+
+
+def test_rows_and_panels() -> None:
+    assert ROWS == ["Service", "Kernels", "Sharing the device", "Sessions", "Host"]
+    everything = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in everything}) == len(everything)
+    assert len({panel["title"] for panel in PANELS}) == len(PANELS)
+    for panel in PANELS:
+        assert panel["description"].endswith(".")
+        assert panel["targets"]
+    for one, other in combinations([panel["gridPos"] for panel in everything], 2):
+        apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert apart_x or apart_y, f"{one} and {other} overlap"
+        assert one["x"] + one["w"] <= 24
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_every_query_gives_data(prometheus: Prometheus, name: str) -> None:
+    target = TARGETS[name]
+    samples = prometheus.query(expression(target["expr"]))
+    assert samples
+    for label in set(re.findall(r"\{\{\s*(\w+)\s*\}\}", target["legendFormat"])) - {"device"}:
+        assert all(sample["metric"].get(label) for sample in samples), f"the legend's {label} is no label of the result"
+
+
+def test_the_annotation_and_the_variables_evaluate(prometheus: Prometheus) -> None:
+    prometheus.query(expression(DASHBOARD["annotations"]["list"][0]["expr"]))
+    for variable in DASHBOARD["templating"]["list"][1:]:
+        text = expression(variable["query"]["query"])
+        match = re.fullmatch(r"label_values\((.*), (\w+)\)", text)
+        assert match, text
+        values: Any = {sample["metric"].get(match[2]) for sample in prometheus.query(match[1])}
+        assert values
+        assert None not in values or match[2] == "device"
+
+
+def test_panels_of_the_load_show_more_than_zeros(prometheus: Prometheus) -> None:
+    """Where the load does something, its panel is not flat."""
+    moving = ["Requests/A", "Rows/A", "Device time, p99/A", "Kernel calls/A", "Attached and ended/A", "Bytes/A"]
+    moving += ["Sessions/A", "Time in the queue/B", "Wait on the device/A", "Processor time/A", "Regions and plans/B"]
+    for name in moving:
+        samples = prometheus.query(expression(TARGETS[name]["expr"]))
+        assert any(float(sample["value"][1]) > 0 for sample in samples), name
