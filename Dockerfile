@@ -51,7 +51,8 @@ LABEL org.opencontainers.image.title="topkd" \
       org.opencontainers.image.created="${CREATED}"
 RUN groupadd --gid 10001 topkd \
  && useradd --uid 10001 --gid topkd --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin topkd \
- && install -d -m 0750 -o topkd -g topkd /run/topkd
+ && install -d -m 0750 -o topkd -g topkd /run/topkd \
+ && install -d -m 0755 -o topkd -g topkd /run/nvidia-mps
 # Nothing is written but sockets in /run/topkd and scratch files in /tmp: the root may be read-only.
 ENV PATH=/opt/topkd/bin:$PATH \
     PYTHONUNBUFFERED=1 \

@@ -53,7 +53,7 @@ endif
 
 # Tests and type checks run in a copy without the sources beside it, so that they see the wheel and nothing else.
 define check-folder
-@rm -rf build/check && mkdir -p build/check && cp -r README.md pyproject.toml docs tests build/check
+@rm -rf build/check && mkdir -p build/check && cp -r README.md pyproject.toml deploy docs tests build/check
 endef
 
 ##@ The two commands
@@ -124,14 +124,19 @@ bench-kernels: $(READY) ## Time the kernels, exactness first: tests/bench/result
 	cd build/check && $(PY) -m tests.bench.kernels --results $(CURDIR)/tests/bench/results $(BENCH_ARGS)
 
 ##@ Deployment
-.PHONY: image-check image-lock watch-check
+.PHONY: image-check image-lock deploy-check deploy-render watch-check
 watch-check: $(READY) $(WATCH_READY) ## Check metrics, rules, dashboard and status page with a real Prometheus and Chromium
 	$(check-folder)
-	cp -r deploy build/check
 	cd build/check && $(PY) -m tests.watch.tools && $(PY) -m pytest -m watch $(PYTEST_ARGS) tests/watch
 
 image-check: ## Take the image's build steps without Docker, and start the server from the result
 	$(PYTHON) deploy/image/check.py --kernels $(KERNELS)
+
+deploy-check: $(DEPLOY_VENV)/.ready ## Check Dockerfile, compose file and chart with tools that need neither Docker nor a cluster
+	$(DEPLOY_VENV)/bin/python deploy/check.py
+
+deploy-render: $(DEPLOY_VENV)/.ready ## Renew the chart's README and the plain manifests
+	$(DEPLOY_VENV)/bin/python deploy/check.py render
 
 image-lock: $(DEPLOY_VENV)/.ready ## Renew the hashed locks of the image's wheels
 	PATH=$(CURDIR)/$(DEPLOY_VENV)/bin:$$PATH python deploy/image/lock.py

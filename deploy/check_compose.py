@@ -1,0 +1,104 @@
+"""Checks compose.yaml: its form by the Compose specification, its names, what it must and must not say."""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import compose_spec
+import yaml
+
+HERE = Path(__file__).resolve().parent
+FILE = HERE / "compose/compose.yaml"
+MEMBERS = {"namespaces", "mps", "server", "engine"}
+VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+
+
+def check() -> None:
+    """Checks everything; raises AssertionError."""
+    text = VARIABLE.sub(lambda found: found[2], FILE.read_text())
+    assert "$" not in text.replace("$$", ""), "a variable without a default"
+    document: dict[str, Any] = yaml.safe_load(text)
+    parse(document)
+    for broken in mistakes(document):
+        try:
+            parse(broken)
+        except ValueError:
+            continue
+        raise AssertionError("the checker takes a file that is wrong")
+    check_names(document)
+    check_isolation(document["services"])
+    print(
+        f"compose.yaml: {len(document['services'])} services are as the Compose specification says,",
+        "and refer to what there is",
+    )
+
+
+def parse(document: dict[str, Any]) -> None:
+    """Reads it strictly: an unknown key or a value of the wrong kind is a ValueError."""
+    compose_spec.PyCompose.from_yaml(yaml.safe_dump(document, sort_keys=False)).to_spec()
+
+
+def mistakes(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the same file with a mistake in each, which the checker has to see."""
+    found = []
+    for key, value in (("comand", ["x"]), ("restart", "sometimes"), ("ports", ["70000:1"]), ("ipc", ["host"])):
+        broken = copy.deepcopy(document)
+        broken["services"]["server"][key] = value
+        found.append(broken)
+    return found
+
+
+def check_names(document: dict[str, Any]) -> None:
+    """Says that services, volumes and files that are named exist."""
+    services, volumes = document["services"], document["volumes"]
+    used = set()
+    for name, service in services.items():
+        for other in service.get("depends_on", {}):
+            assert other in services, f"{name} depends on {other}"
+            waits = (
+                isinstance(service["depends_on"], dict)
+                and service["depends_on"][other]["condition"] == "service_healthy"
+            )
+            off = services[other].get("healthcheck", {}).get("disable")
+            assert not (waits and off), f"{name} waits for the health of {other}, which has no check"
+        for space in ("pid", "ipc"):
+            kind, _, other = service.get(space, "").partition(":")
+            assert kind != "service" or other in services, f"{name}: {space} of {other}"
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (FILE.parent / source).exists(), f"{name}: no {source}"
+            else:
+                assert source in volumes, f"{name}: no volume {source}"
+                used.add(source)
+    assert used == set(volumes), f"volumes that nobody uses: {set(volumes) - used}"
+
+
+def check_isolation(services: dict[str, Any]) -> None:
+    """Says that the containers of topkd share what they must, and have no more than they need."""
+    users = {services[name]["user"] for name in MEMBERS}
+    assert users == {"10001:10001"}, "MPS serves one user"
+    for name in MEMBERS:
+        service = services[name]
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert not service.get("privileged"), name
+        assert not service.get("cap_add"), name
+        assert "no-new-privileges:true" in service["security_opt"], name
+        if name != "namespaces":
+            assert service["pid"] == service["ipc"] == "service:namespaces", (
+                f"{name}: PID numbers and /dev/shm must be shared"
+            )
+    for name, service in services.items():
+        for space in ("pid", "ipc", "network_mode", "uts", "userns_mode"):
+            assert service.get(space) != "host", f"{name}: {space} of the host"
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), f"{name}: {port} is open to the network"
+    sockets = {
+        name: [v for v in services[name].get("volumes", []) if v.startswith("sockets:")]
+        for name in ("server", "engine")
+    }
+    assert sockets == {"server": ["sockets:/run/topkd"], "engine": ["sockets:/run/topkd:ro"]}
+    drain = int(re.search(r"\d+", services["server"]["stop_grace_period"])[0])  # type: ignore[index]
+    assert drain >= 10 + 5, "the grace period is shorter than the drain"
