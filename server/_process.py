@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .metrics import ServerMetrics
 
-__all__ = ["ProcessFigures", "mps_runs"]
+__all__ = ["Phases", "ProcessFigures", "mps_runs"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _EVERY_S = 1.0
@@ -43,6 +43,26 @@ class ProcessFigures:
             with suppress(OSError):
                 self._memory.set(int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES)
                 self._descriptors.set(sum(1 for _ in Path("/proc/self/fd").iterdir()))
+
+
+class Phases:
+    """How long each phase of this process's start took, the first one from the process's birth on."""
+
+    def __init__(self) -> None:
+        self._since = _birth()
+        self.seconds: dict[str, float] = {}
+
+    def end(self, name: str) -> None:
+        """Ends a phase."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.seconds[name] = round(now - self._since, 3)
+        self._since = now
+
+
+def _birth() -> float:
+    """Returns when this process was made, in seconds of the boot clock, to a hundredth."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def mps_runs(pipe_directory: str) -> bool:

@@ -28,7 +28,7 @@ from ._control import Message, receive, send, send_packet, unpack_bytes
 from ._device import open_backend
 from ._directory import SOCKET_MODE
 from ._memory import DTYPES, Backend
-from ._process import ProcessFigures
+from ._process import Phases, ProcessFigures
 from .config import ServerLimits
 from .metrics import ServerMetrics, Snapshot
 
@@ -42,9 +42,11 @@ class Worker:
     """The process's state: one backend, one gRPC server, sessions."""
 
     def __init__(self, options: argparse.Namespace, control: socket.socket, log: _logging.Logger) -> None:
+        self._phases = Phases()
         from ._rpc import SelectionService, TokenInterceptor, make_server
         from ._state import SessionTable
 
+        self._phases.end("imports")
         self._options = options
         self._control = control
         self._log = log
@@ -55,6 +57,7 @@ class Worker:
         self._push_lock = threading.Lock()
         self._ending = threading.Lock()
         self._backend = open_backend(options.device, options.cpu_threads)
+        self._phases.end("device")
         self._sessions = SessionTable()
         self._service = SelectionService(self._backend, self._limits, self._metrics, log)
         interceptor = TokenInterceptor(self._sessions, self._metrics)
@@ -65,13 +68,15 @@ class Worker:
         """Warms the kernels, starts to serve and tells the front."""
         self._backend.enter_thread()
         families = warm_up(self._backend, self._log)
+        self._phases.end("kernels")
         self._service.start_figures()
         self._server.start()
         gc.collect()
         gc.freeze()
         info = self._backend.info
         device = {name.name: getattr(info, name.name) for name in info.DESCRIPTOR.fields}
-        send(self._control, {"t": "ready", "device": device, "kernels": families})
+        self._phases.end("endpoint")
+        send(self._control, {"t": "ready", "device": device, "kernels": families, "start_s": self._phases.seconds})
         threading.Thread(target=self._push_forever, name="topkd-metrics", daemon=True).start()
 
     def run(self) -> None:

@@ -154,6 +154,7 @@ class Front:
             "metrics_port": self._metrics_server.port if self._metrics_server else None,
             "tcp_address": tcp_address,
             "device": describe(self._supervisor.facts),
+            "start_s": self._supervisor.facts["start_s"] if self._supervisor.facts else {},
             "epoch": self._epoch,
             "version": self._version,
         }

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+import topkd
 from tests.conftest import Server
 from topkd._doctor import examine
 from topkd._doctor_rules import Facts
@@ -43,6 +44,17 @@ def test_every_metric_is_listed() -> None:
 
 def test_every_rule_of_the_doctor_is_listed() -> None:
     assert [finding.rule for finding in examine(Facts()) if f"| `{finding.rule}` |" not in OPERATIONS] == []
+
+
+def test_troubleshooting_knows_every_rule_and_quotes_errors_as_they_are() -> None:
+    part = OPERATIONS.split("## Troubleshooting\n")[1]
+    errors, rules = part.split("By the doctor's rules")
+    assert [finding.rule for finding in examine(Facts()) if f"| `{finding.rule}` |" not in rules] == []
+    package = Path(str(topkd.__file__)).parent
+    sources = "\n".join(path.read_text() for path in package.rglob("*.py"))
+    quoted = re.findall(r"^\| `(.+?)` \|", errors, re.MULTILINE)
+    assert len(quoted) > 20
+    assert [text for text in quoted if text not in sources] == []
 
 
 def test_every_option_and_limit_of_serve_is_listed() -> None:

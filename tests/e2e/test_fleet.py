@@ -245,6 +245,15 @@ def test_a_front_that_keeps_ending_is_started_less_and_less_often(fleet: Fleet) 
     assert second == 2 * first
 
 
+def test_the_fronts_say_how_long_their_workers_took_to_start(fleet: Fleet) -> None:
+    lines = [json.loads(line) for line in fleet.log.read_text().splitlines() if line.startswith("{")]
+    serving = [line for line in lines if line["event"] == "serving" and line["process"] == "front"]
+    assert {line["front"] for line in serving} == set(DEVICES)
+    for line in serving:
+        assert set(line["start_s"]) == {"imports", "device", "kernels", "endpoint"}
+        assert 0 < sum(line["start_s"].values()) < START_TIMEOUT
+
+
 def test_sigterm_ends_all_in_order() -> None:
     with _fleet() as own:
         own.start()
