@@ -1,4 +1,4 @@
-"""The command `topkd`, also `python -m topkd`: serve, info, health, doctor, select, explain, precompile.
+"""The command `topkd`, also `python -m topkd`: serve, info, health, doctor, select, explain, parity, precompile.
 
 Every command takes `--json`. Exit status: 0 all is well, 1 it is not (the message says what), 2 wrong usage.
 """
@@ -10,7 +10,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from topkd import _cli_explain, _cli_info, _cli_precompile, _cli_select, _cli_serve, _doctor
+from topkd import _cli_explain, _cli_info, _cli_parity, _cli_precompile, _cli_select, _cli_serve, _doctor
 from topkd._cli_common import CommandError, version
 from topkd.errors import TopkdError
 
@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="topkd", description="GPU top-k selection as a service.")
     parser.add_argument("--version", action="version", version=f"topkd {version()}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
-    for module in (_cli_serve, _cli_info, _doctor, _cli_select, _cli_explain, _cli_precompile):
+    for module in (_cli_serve, _cli_info, _doctor, _cli_select, _cli_explain, _cli_parity, _cli_precompile):
         module.add_commands(commands)
     return parser
 
