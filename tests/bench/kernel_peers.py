@@ -44,12 +44,15 @@ def contenders(families: Sequence[str], peers: bool, forms: Sequence[str] = ("",
     """Yield the implementations to measure.
 
     Args:
-        families: names of kernel families and "auto"; "all" are both "auto" and all that can be captured in graphs.
+        families: names of kernel families and "auto"; "all" are both "auto" and all that can be captured in graphs;
+            "none" are none.
         peers: whether others than topkd are measured too.
         forms: output forms.
     """
     known = {family.name: family for family in _dispatch.families()}
     names = ["auto", *(name for name, one in known.items() if one.capturable)] if "all" in families else families
+    if names == ["none"]:
+        names = []
     for form in forms:
         for name in names:
             if name != "auto" and name not in known:

@@ -199,7 +199,7 @@ def parser() -> argparse.ArgumentParser:
     add: Any = made.add_argument
     add("--grid", default="issue", choices=[*GRIDS, "named"], help="which shapes (default: issue)")
     add("--dtypes", default="bf16,f32", help="of bf16, f16, f32 (default: bf16,f32)")
-    add("--families", default="auto", help="kernel families and auto, with commas, or all (default: auto)")
+    add("--families", default="auto", help="kernel families and auto, with commas, or all, or none (default: auto)")
     add("--peers", action=argparse.BooleanOptionalAction, default=True, help="torch.topk and installed peers too")
     add("--kinds", action="store_true", help="other kinds of rows too, at few shapes")
     add("--forms", action="store_true", help="ordered output, groups and dependent launch too, at few shapes")

@@ -187,6 +187,7 @@ def test_a_family_that_registers_itself_is_measured() -> None:
     assert {"cluster", "radix_wide"} <= set(names)
     assert "torch" in names, "torch.topk"
     assert [one.name for one in contenders(["cluster", "radix_wide"], False, ("pdl",))] == ["cluster+pdl"]
+    assert [one.name for one in contenders(["none"], True)][:1] == ["torch"]
     assert [one.form for one in contenders(["torch"], False, tuple(FORMS))] == ["", "index", "value", "group8"]
     with pytest.raises(SystemExit, match="radix_wide"):
         list(contenders(["fastest"], False))
