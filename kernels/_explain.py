@@ -1,16 +1,16 @@
 """`explain`: which family would serve a selection, why, and what is known of the others; a GPU is not needed."""
 
-from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
-from ._chooser import Decision, Facts, decide, facts_of
+from ._chooser import Decision, Facts, Unmet, decide, facts_of
 from ._cute_compile import pretending
-from ._devices import CPU, kind_named, kind_of
+from ._devices import CPU, DeviceKind, kind_named, kind_of
 from ._dispatch import check_kernel, families, unmet_of
+from ._family import Family
 from ._request import SelectRequest
 from ._validate import check_select
 
@@ -42,19 +42,28 @@ def explain(
     """
     # Memory that nobody touches is not there: a row of 2^31 members costs address space only.
     checked = check_select(torch.empty(width, dtype=dtype).expand(rows, width), k, **options)
-    with ExitStack() as stack:
-        if device is None and torch.cuda.is_available():
-            place = torch.device("cuda", torch.cuda.current_device())
-            kind = kind_of(place)
-        else:
-            kind = kind_named(device or CPU.name)
-            place = torch.device("cpu" if kind == CPU else "cuda:0")
-            if kind != CPU:
-                stack.enter_context(pretending(kind.capability))
-        request = _placed(checked, place)
-        check_kernel(request)
-        facts = facts_of(request, kind)
-        return Explanation(facts, decide(families(), request, facts, unmet_of))
+    if device is None and torch.cuda.is_available():
+        place = torch.device("cuda", torch.cuda.current_device())
+        return _explain(_placed(checked, place), kind_of(place), unmet_of)
+    kind = kind_named(device or CPU.name)
+    if kind == CPU:
+        return _explain(checked, kind, unmet_of)
+    with pretending(kind.capability):
+        return _explain(_placed(checked, torch.device("cuda:0")), kind, _unmet_elsewhere)
+
+
+def _explain(request: SelectRequest, kind: DeviceKind, unmet: Unmet) -> Explanation:
+    facts = facts_of(request, kind)
+    check_kernel(request)
+    return Explanation(facts, decide(families(), request, facts, unmet))
+
+
+def _unmet_elsewhere(family: Family, request: SelectRequest) -> str | None:
+    """Return what keeps a family from serving a request on a device that is not here, as far as that can be known."""
+    try:
+        return unmet_of(family, request)
+    except (AssertionError, RuntimeError) as error:  # torch's answers to questions about a GPU where there is none
+        return f"{family.name} asks the device itself, which is not here: {error}"
 
 
 def _placed(request: SelectRequest, device: torch.device) -> SelectRequest:

@@ -9,10 +9,10 @@ rows, bound and k: it changes slowly where times change by orders. Beyond the ou
 
 import csv
 import functools
-import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class Estimate(NamedTuple):
     Attributes:
         us: microseconds of each family, the fastest first.
         measured: the shape itself was measured; else it lies between others, or beyond them.
-        nearest: the measured shape that is nearest: k, rows, bound.
+        nearest: the measured shape that counts most: k, rows, bound.
         device: name of the kind of device that was measured.
     """
 
@@ -49,35 +49,49 @@ class Cells:
         self._device = device
         self._points = points
         self._axes = [sorted({point[axis] for point in points}) for axis in range(3)]
+        # Of each shape: the logarithm of the fastest time, and of each family's ratio to it.
+        self._logs = {point: _logs_of(us) for point, us in points.items()}
 
     def estimate(self, k: int, rows: int, bound: int) -> Estimate:
         """Estimate what each family takes."""
         asked = (k, max(1, rows), max(1, bound))
         if asked in self._points:
             return Estimate(self._points[asked], True, asked, self._device)
-        nearest = min(self._points, key=lambda point: math.dist(_logs(point), _logs(asked)))
-        corners = self._corners(asked) or [(nearest, 1.0)]
-        total = sum(weight for _, weight in corners)
-        best = math.exp(sum(weight * math.log(min(self._points[at].values())) for at, weight in corners) / total)
-        us: dict[str, float] = {}
-        for family in dict.fromkeys(name for at, _ in corners for name in self._points[at]):
-            here = [(self._points[at], weight) for at, weight in corners if family in self._points[at]]
-            covered = sum(weight for _, weight in here)
-            if covered >= COVERED * total:
-                log = sum(weight * math.log(point[family] / min(point.values())) for point, weight in here) / covered
-                us[family] = best * math.exp(log)
-        return Estimate(dict(sorted(us.items(), key=lambda item: item[1])), False, nearest, self._device)
+        corners = self._corners(asked)
+        if not corners:
+            corners = [(1.0, min(self._points, key=lambda point: math.dist(_logs(point), _logs(asked))))]
+        best = total = 0.0
+        sums: dict[str, tuple[float, float]] = {}  # of each family: weighted ratios, and the weights
+        for weight, at in corners:
+            fastest, ratios = self._logs[at]
+            total += weight
+            best += weight * fastest
+            for family, ratio in ratios.items():
+                sum_, covered = sums.get(family, (0.0, 0.0))
+                sums[family] = (sum_ + weight * ratio, covered + weight)
+        us = {
+            family: math.exp(best / total + sum_ / covered)
+            for family, (sum_, covered) in sums.items()
+            if covered >= COVERED * total
+        }
+        fastest_first = dict(sorted(us.items(), key=itemgetter(1)))
+        return Estimate(fastest_first, False, max(corners)[1], self._device)
 
-    def _corners(self, asked: _Point) -> list[tuple[_Point, float]]:
-        """Return the measured shapes around a shape, with weights; those of weight 0 are left out."""
-        sides = [_bracket(axis, value) for axis, value in zip(self._axes, asked, strict=True)]
-        corners = []
-        for chosen in itertools.product(*sides):
-            at = (chosen[0][0], chosen[1][0], chosen[2][0])
-            weight = math.prod(one[1] for one in chosen)
-            if weight > 0 and at in self._points:
-                corners.append((at, weight))
-        return corners
+    def _corners(self, asked: _Point) -> list[tuple[float, _Point]]:
+        """Return the measured shapes around a shape, with weights before them; those of weight 0 are left out."""
+        ks, rows, bounds = (_bracket(axis, value) for axis, value in zip(self._axes, asked, strict=True))
+        return [
+            (share * other * third, (k, row, bound))
+            for k, share in ks
+            for row, other in rows
+            for bound, third in bounds
+            if (k, row, bound) in self._points
+        ]
+
+
+def _logs_of(us: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+    fastest = math.log(min(us.values()))
+    return fastest, {family: math.log(one) - fastest for family, one in us.items()}
 
 
 def _logs(point: _Point) -> tuple[float, ...]:

@@ -81,7 +81,13 @@ def test_the_wheel_holds_the_package_and_nothing_else() -> None:
     files = [str(file) for file in importlib.metadata.files("topkd") or ()]
     tops = {name.split("/")[0] for name in files if not name.startswith("../")}
     assert tops == {"topkd", f"topkd-{topkd.__version__}.dist-info"}
-    for name in ("topkd/py.typed", "topkd/v1/tensor.proto", "topkd/v1/tensor_pb2.pyi", "topkd/server/worker.py"):
+    for name in (
+        "topkd/py.typed",
+        "topkd/kernels/measured.csv",
+        "topkd/v1/tensor.proto",
+        "topkd/v1/tensor_pb2.pyi",
+        "topkd/server/worker.py",
+    ):
         assert name in files
     assert f"topkd-{topkd.__version__}.dist-info/licenses/LICENSE" in files
     assert not [name for name in files if "test" in name or name.endswith((".binpb", ".npz"))]
