@@ -3,7 +3,8 @@
     python -m tests.bench.kernel_table RECORD... [--device h200] [--table kernels/measured.csv]
 
 Takes normal rows, exact ones only, with a cold L2 cache: of plain output, and of the output forms that the chooser
-tells apart. A later record overrules an earlier one. Lines of other devices stay in the table as they are.
+tells apart. Of the seed's comparison (`seed_table.csv`) it takes the prompt batches, whose bound is known. A later
+record overrules an earlier one. Lines of other devices stay in the table as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import kernel_records as records
+from tests.bench import kernel_seed as seed
 from topkd.kernels import kernels
 from topkd.kernels._devices import KNOWN
 from topkd.kernels._measured import COLUMNS
@@ -38,6 +40,26 @@ def times(rows: Iterable[records.Row]) -> dict[Key, dict[str, float]]:
     return found
 
 
+def seed_times(lines: Iterable[dict[str, str]]) -> dict[Key, dict[str, float]]:
+    """Return what each family took in the seed's prompt batches, as index order of f32 scores of blocks."""
+    known = set(kernels()) - {"torch"}
+    found: dict[Key, dict[str, float]] = {}
+    for line in lines:
+        if line["kind"] == "prompt" and line["impl"] in known and line["exact"] == "1":
+            key = ("index", "f32", seed.BLOCKS, int(line["queries"]), int(line["context"]) // seed.BLOCK)
+            found.setdefault(key, {})[line["impl"]] = float(line["us_l2_cold"])
+    return found
+
+
+def read(file: Path) -> dict[Key, dict[str, float]]:
+    """Return what each family took by a record of either kind."""
+    with file.open(newline="") as opened:
+        found = list(csv.DictReader(opened))
+    if found and "context" in found[0]:
+        return seed_times(found)
+    return times(records.read(file))
+
+
 def lines(device: str, found: dict[Key, dict[str, float]]) -> list[dict[str, str]]:
     """Return the table's lines of a device."""
     capability = ".".join(map(str, KNOWN[device]))
@@ -53,7 +75,7 @@ def update(table: Path, device: str, files: Sequence[Path]) -> int:
     """Write a device's lines into the table; returns how many they are."""
     found: dict[Key, dict[str, float]] = {}
     for file in files:
-        for key, us in times(records.read(file)).items():
+        for key, us in read(file).items():
             found.setdefault(key, {}).update(us)
     others: list[dict[str, str]] = []
     if table.is_file():
@@ -70,7 +92,7 @@ def update(table: Path, device: str, files: Sequence[Path]) -> int:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="tests.bench.kernel_table", description="Make the chooser's table.")
-    parser.add_argument("records", nargs="+", type=Path, help="kernels.csv, one or more")
+    parser.add_argument("records", nargs="+", type=Path, help="kernels.csv and seed_table.csv, any number")
     parser.add_argument("--device", default="h200", choices=sorted(KNOWN), help="kind of device (default: h200)")
     parser.add_argument("--table", type=Path, default=Path("kernels/measured.csv"), help="file to write")
     options = parser.parse_args(argv)
