@@ -19,6 +19,9 @@ from ._measured import Estimate, table
 from ._request import SelectRequest
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+_TWINS = {"f16": ("bf16",), "bf16": ("f16",)}
+"""Types of the same bytes and the same number of digits, which cost the same."""
+
 SHORT, REGISTERS, FEW_ROWS = 4608, 33_792, 128
 """Elements from which the fixed cost of a large CTA pays (#603), elements whose keys fit a CTA's registers (#512), and
 rows below which a CTA a row leaves much of a device idle."""
@@ -150,11 +153,12 @@ def _pick(
 
 
 def _estimate(facts: Facts) -> Estimate | None:
-    """Return what the table says; where it is silent about a form, what it says of plain output."""
+    """Return what the table says; where it is silent, what it says of the other 16-bit type, then of plain output."""
     for form in (facts.form, "any"):
-        cells = table().cells(facts.device, form, facts.dtype)
-        if cells is not None:
-            return cells.estimate(facts.k, facts.rows, facts.bound)
+        for dtype in (facts.dtype, *_TWINS.get(facts.dtype, ())):
+            cells = table().cells(facts.device, form, dtype)
+            if cells is not None:
+                return cells.estimate(facts.k, facts.rows, facts.bound)
     return None
 
 

@@ -61,6 +61,16 @@ class Writer:
         self._csv.writerow((row.impl, *row.cell, *times, int(row.exact)))
         self._file.flush()
 
+    def write_all(self, rows: Iterable[Row]) -> None:
+        """Write rows."""
+        for row in rows:
+            self.write(row)
+
+
+def together(before: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """Return an earlier record's rows and new ones, which replace those of the same implementation and cell."""
+    return list({(row.impl, row.cell): row for row in (*before, *rows)}.values())
+
 
 def geometric_mean(ratios: Iterable[float]) -> float:
     """Return the geometric mean, NaN of nothing."""

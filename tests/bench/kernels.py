@@ -11,8 +11,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import faulthandler
+import math
 import sys
 import time
+import timeit
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,8 @@ from tests.bench import kernel_seed as seed
 from tests.bench.kernel_cells import DTYPES, GRIDS, KINDS, Cell, cells, largest_bytes
 from tests.bench.kernel_peers import Contender, contenders
 from tests.bench.kernel_timing import COLD_BYTES, EagerTimer, GraphTimer, Timer, copies
+from topkd.kernels import _dispatch, validate_select
+from topkd.kernels._chooser import Chooser
 from topkd.kernels._reference import best_keys, group_keys, is_selection, rank_keys, selected
 
 RESULTS = Path(__file__).with_name("results")
@@ -33,7 +38,7 @@ MOST_K = 2048
 GRACE_S = 120
 """The process ends itself so long after its budget: a kernel that hangs must not keep the GPU."""
 
-SHARE = (0.01, 0.4)
+SHARE = (0.005, 0.4)
 """Least and most seconds of one measurement."""
 
 Say = Callable[[str], None]
@@ -106,27 +111,36 @@ class Bench:
         timers: for what can be captured in a graph, and for what cannot.
         ends: when to stop, by `time.monotonic`.
         say: told what is left out or fails.
+        warm: measure with a warm L2 cache too.
     """
 
-    def __init__(self, inputs: Inputs, timers: tuple[Timer, Timer], ends: float, say: Say) -> None:
-        self.inputs, self.timers, self.ends, self.say = inputs, timers, ends, say
+    def __init__(
+        self, inputs: Inputs, timers: tuple[Timer, Timer], ends: float, say: Say, *, warm: bool = True
+    ) -> None:
+        self.inputs, self.timers, self.ends, self.say, self.warm = inputs, timers, ends, say, warm
         self.failures = 0
         self.left_out = 0
+        self.lost = False  # after a CUDA error nothing works any more
+        self._failed: Counter[str] = Counter()
         self._reference = Reference()
         self._said: set[tuple[str, str]] = set()
 
     def run(self, work: Sequence[tuple[Cell, Sequence[Contender]]]) -> Iterator[records.Row]:
         """Yield a row for each cell and contender that can be measured."""
-        waiting = sum(len(many) for _, many in work)
+        waiting = sum(_weight(cell) * len(many) for cell, many in work)
         for cell, many in work:
-            if time.monotonic() >= self.ends or self.failures > 2:
+            if time.monotonic() >= self.ends or self.lost:
                 self.left_out += len(many)
                 continue
             scores = self.inputs.of(cell)
             self._reference.set(cell, scores[0])
             for contender in many:
-                share = min(SHARE[1], max(SHARE[0], (self.ends - time.monotonic()) / waiting))
-                waiting -= 1
+                if self.lost or self._failed[contender.name] > 1:
+                    self.left_out += 1
+                    continue
+                left = (self.ends - time.monotonic()) * _weight(cell) / waiting
+                share = min(SHARE[1], max(SHARE[0], left))
+                waiting -= _weight(cell)
                 row = self._try(contender, cell, scores, share)
                 if row is not None:
                     yield row
@@ -136,6 +150,8 @@ class Bench:
             return self._measure(contender, cell, scores, seconds)
         except Exception as error:  # noqa: BLE001  # one implementation must not cost the others their figures
             self.failures += 1
+            self._failed[contender.name] += 1
+            self.lost = "CUDA error" in str(error)
             self.say(f"FAILED {contender.name} {records.name(cell)}: {type(error).__name__}: {error}")
             return None
 
@@ -157,8 +173,13 @@ class Bench:
         cold = timer.cold(calls, len(scores) * cell.input_bytes, seconds / 2)
         ready.finish()
         exact = exact and self._reference.accepts(contender.form, indices)
-        warm = timer.warm(ready.calls[0], seconds / 2, cold)
+        warm = timer.warm(ready.calls[0], seconds / 2, cold) if self.warm else math.nan
         return records.Row(contender.name, cell, warm, cold, exact)
+
+
+def _weight(cell: Cell) -> float:
+    """Return a cell's claim on the budget: preparing it, and what its calls take."""
+    return 1 + cell.floor_us / 50
 
 
 def plan(options: argparse.Namespace) -> list[tuple[Cell, list[Contender]]]:
@@ -193,6 +214,21 @@ def described() -> str:
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {today}"
 
 
+def host_cost(device: str = "cuda") -> str:
+    """Say what a choice costs the host, remembered and new."""
+    request = validate_select(torch.empty(16, 131_073, dtype=torch.bfloat16, device=device), 600)
+    chooser = Chooser(_dispatch.families(), _dispatch.unmet_of)
+
+    def microseconds(call: Callable[[], object], count: int) -> float:
+        return min(timeit.repeat(call, number=count, repeat=9)) / count * 1e6
+
+    def anew() -> None:
+        Chooser(_dispatch.families(), _dispatch.unmet_of).choose(request)
+
+    known = microseconds(lambda: chooser.choose(request), 5000) - microseconds(lambda: None, 5000)
+    return f"host: a choice {known:.2f} us, of a shape that was not seen before {microseconds(anew, 200):.0f} us"
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     made = argparse.ArgumentParser(prog="tests.bench.kernels", description="How long the kernels take.")
@@ -203,6 +239,8 @@ def parser() -> argparse.ArgumentParser:
     add("--peers", action=argparse.BooleanOptionalAction, default=True, help="torch.topk and installed peers too")
     add("--kinds", action="store_true", help="other kinds of rows too, at few shapes")
     add("--forms", action="store_true", help="ordered output, groups and dependent launch too, at few shapes")
+    add("--warm", action=argparse.BooleanOptionalAction, default=True, help="with a warm L2 cache too")
+    add("--append", action="store_true", help="keep what the record has of other implementations and cells")
     add("--seed-table", action="store_true", help="the seed's comparison of prompt batches and decode windows instead")
     add("--seconds", type=float, default=90.0, help="how long to measure (default: 90)")
     add("--reference", type=Path, help="record to compare with (default: the committed envelope of the device, if any)")
@@ -227,12 +265,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return seed.run(folder, options.families.split(","), options.seconds, say)
     started = time.monotonic()
     work = plan(options)
-    bench = Bench(Inputs([cell for cell, _ in work]), (GraphTimer(), EagerTimer()), started + options.seconds, say)
+    inputs, timers = Inputs([cell for cell, _ in work]), (GraphTimer(), EagerTimer())
+    bench = Bench(inputs, timers, started + options.seconds, say, warm=options.warm)
+    record = folder / "kernels.csv"
+    before = records.read(record) if options.append and record.is_file() else []
     rows: list[records.Row] = []
-    with records.Writer(folder / "kernels.csv") as writer:
+    with records.Writer(record) as writer:
         for row in bench.run(work):
             writer.write(row)
             rows.append(row)
+    rows = records.together(before, rows)
+    with records.Writer(record) as writer:
+        writer.write_all(rows)
+    if not bench.lost:
+        say(host_cost())
     reference = options.reference or RESULTS / device_kind() / "public_envelope.csv"
     for line in records.summary(rows, records.read(reference) if reference.is_file() else []):
         say(line)

@@ -168,7 +168,18 @@ def test_what_cannot_be_measured_is_said_once_and_failures_do_not_end_the_rest()
     assert [line.split()[0:2] for line in said].count(["not", "measured:"]) == 1
     assert made.failures == 2
     assert any("out of luck" in line for line in said)
-    assert len(list(made.run([(CELL, many)] * 2))) == 1, "after three failures the device is given up"
+    assert len(list(made.run([(CELL, many)]))) == 1
+    assert (made.failures, made.left_out) == (2, 1), "what failed twice is left out"
+
+
+def test_after_a_cuda_error_nothing_else_is_tried() -> None:
+    def fault(*_: object) -> Prepared:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    made = bench.Bench(bench.Inputs([CELL], "cpu"), (FakeTimer(), FakeTimer()), time.monotonic() + 60, print)
+    many = [Contender("fault", fault), *contenders(["torch"], False)]
+    assert list(made.run([(CELL, many)] * 2)) == []
+    assert made.lost
     assert made.left_out == 3
 
 
@@ -179,6 +190,17 @@ def test_the_budget_is_kept() -> None:
     assert made.left_out == 5
     run(CELL, list(contenders(["torch"], False)), timer, seconds=0.1)
     assert timer.seen[-1][2] <= 0.1 / 2
+
+
+def test_large_cells_get_more_of_the_budget_and_warm_times_can_be_left_out() -> None:
+    timer = FakeTimer()
+    large = CELL._replace(rows=64, width=1 << 20)
+    made = bench.Bench(bench.Inputs([CELL, large], "cpu"), (timer, timer), time.monotonic() + 20, print, warm=False)
+    many = list(contenders(["torch"], False))
+    small_row, large_row = made.run([(CELL, many), (large, [Contender("idle", lazy)])])
+    assert math.isnan(small_row.warm)
+    assert large_row.cold == timer.us
+    assert timer.seen[0][2] <= timer.seen[1][2]
 
 
 def test_a_family_that_registers_itself_is_measured() -> None:
@@ -216,6 +238,17 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert text.splitlines()[0] == "impl,dtype,data,rows,width,k,us_l2_warm,us_l2_cold,exact"
     assert text.splitlines()[1] == "auto,bf16,normal,4,4096,512,4.125,5.000,1"
     assert records.read(tmp_path / "h200" / "kernels.csv") == rows
+
+
+def test_a_record_can_be_added_to() -> None:
+    before = [Row("auto", CELL, 1, 2, True), Row("cluster", CELL, 1, 2, True)]
+    rows = [Row("auto", CELL, 3, 4, False), Row("auto", CELL._replace(rows=9), 5, 6, True)]
+    assert records.together(before, rows) == [rows[0], before[1], rows[1]]
+    assert records.together([], rows) == rows
+
+
+def test_what_a_choice_costs_is_said() -> None:
+    assert bench.host_cost("cpu").startswith("host: a choice ")
 
 
 def test_the_committed_envelope_is_the_best_of_each_cell() -> None:

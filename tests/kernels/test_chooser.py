@@ -185,6 +185,7 @@ def test_a_device_of_the_same_capability_takes_the_table_and_others_do_not(measu
     assert (name, source) == ("cluster", "rule")
     assert reason.startswith("by rule, not measured on a100: ")
     assert choice(request(1, 65536, 512, torch.float32))[1] == "rule", "no shape of that dtype"
+    assert choice(request(1, 65536, 512, torch.float16))[:2] == ("cluster", "measured"), "costs what bf16 does"
 
 
 def test_the_table_that_ships_is_whole() -> None:
