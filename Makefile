@@ -130,7 +130,7 @@ watch-check: $(READY) $(WATCH_READY) ## Check metrics, rules, dashboard and stat
 	cd build/check && $(PY) -m tests.watch.tools && $(PY) -m pytest -m watch $(PYTEST_ARGS) tests/watch
 
 image-check: ## Take the image's build steps without Docker, and start the server from the result
-	$(PYTHON) deploy/image/check.py --kernels $(KERNELS)
+	$(PYTHON) deploy/image/check.py --kernels $(KERNELS) $(CHECKED:%=--arch %)
 
 deploy-check: $(DEPLOY_VENV)/.ready ## Check Dockerfile, compose file and chart with tools that need neither Docker nor a cluster
 	$(DEPLOY_VENV)/bin/python deploy/check.py

@@ -3,7 +3,8 @@
     python deploy/image/check.py [--kernels DIR] [--arch ARCH]...
 
 The steps are those of the Dockerfile (deploy/image/steps), with a CPU build of torch. As root, the server runs as user
-10001 on a read-only root with `/tmp` and the socket directory to write to; else as the caller, which is said.
+10001 on a read-only root with `/tmp` and the socket directory to write to, and an engine as another user with PID
+numbers of its own and that directory read-only, as in another container; else both as the caller, which is said.
 What it cannot show: the base image, CUDA's torch, a kernel on a GPU.
 """
 
@@ -92,27 +93,34 @@ def command() -> list[str]:
     return [*entry, *given]
 
 
-def confined(folder: Path, arguments: list[str]) -> list[str]:
-    """Returns a command that runs as the image's user on a read-only root, as far as this user may arrange that."""
-    if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
-        say("NOT SHOWN: user 10001 and the read-only root (needs root and mount namespaces); it runs as the caller")
-        return arguments
-    prefix, hidden = Path(sys.base_prefix), folder / "python"
-    hidden.mkdir()
+def may_confine() -> bool:
+    """Says whether this user may make users, mounts and PID numbers for a process."""
+    return (
+        os.geteuid() == 0
+        and subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], check=False).returncode == 0
+    )
+
+
+def confined(folder: Path, arguments: list[str], *, engine: bool = False) -> list[str]:
+    """Returns a command that runs on a read-only root, without capabilities: as the image's user, or as an engine.
+
+    An engine is another user of the image's group, with PID numbers of its own and the socket directory read-only.
+    """
+    prefix, hidden, sockets = Path(sys.base_prefix), folder / "python", folder / "run"
+    hidden.mkdir(exist_ok=True)
     closed = next((path for path in reversed(prefix.parents) if not path.stat().st_mode & 0o001), None)
     script = ["set -eu"]
     if closed is not None:  # an interpreter where only root may look, as pyenv's
         script += [f"mount --bind {prefix} {hidden}", f"mount -t tmpfs -o mode=755 tmpfs {closed}"]
         script += [f"mkdir -p {prefix}", f"mount --bind {hidden} {prefix}"]
-    script += [
-        f"mount --bind {folder / 'run'} {folder / 'run'}",
-        "mount -o remount,bind,ro /",
-        "mount -t tmpfs tmpfs /tmp",
-    ]
-    keep = f"setpriv --reuid {USER} --regid {USER} --clear-groups --no-new-privs --bounding-set=-all"
-    script += [f"exec {keep} {shlex.join(arguments)}"]
-    os.chown(folder / "run", USER, USER)
-    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(script)]
+    script += [f"mount --bind {sockets} {sockets}", "mount -o remount,bind,ro /", "mount -t tmpfs tmpfs /tmp"]
+    who = f"--reuid {USER} --regid {USER} --clear-groups"
+    if engine:
+        script += [f"mount -o remount,bind,ro {sockets}"]
+        who = f"--reuid {USER + 1} --regid {USER + 1} --groups {USER}"
+    script += [f"exec setpriv {who} --no-new-privs --bounding-set=-all {shlex.join(arguments)}"]
+    spaces = ["--pid", "--fork", "--mount-proc"] if engine else []
+    return ["unshare", "--mount", "--propagation", "private", *spaces, "sh", "-c", "\n".join(script)]
 
 
 def check_kernels(folder: Path, environ: dict[str, str], archs: list[str]) -> None:
@@ -136,9 +144,15 @@ def check_server(folder: Path, environ: dict[str, str]) -> None:
     bin_folder = folder / "topkd/bin"
     entry, *given = command()
     options = [text.replace("0.0.0.0", "127.0.0.1").replace("9479", str(HEALTH_PORT)) for text in given]
-    options += ["--metrics-port", str(METRICS_PORT), "--device", "cpu"]
+    options += ["--metrics-port", str(METRICS_PORT), "--device", "cpu", "--allow-gid", str(USER)]
+    serve, select = [str(bin_folder / entry), *options], [str(bin_folder / "python"), "-c", PROGRAM]
+    if may_confine():
+        os.chown(folder / "run", USER, USER)
+        serve, select = confined(folder, serve), confined(folder, select, engine=True)
+    else:
+        say("NOT SHOWN: user 10001 and the read-only root (needs root and namespaces); it runs as the caller")
     started = time.monotonic()
-    server = subprocess.Popen(confined(folder, [str(bin_folder / entry), *options]), env=environ)
+    server = subprocess.Popen(serve, env=environ)
     try:
         health = [bin_folder / "topkd", "health"]
         while subprocess.run(health, env=environ, capture_output=True, check=False).returncode:
@@ -148,7 +162,11 @@ def check_server(folder: Path, environ: dict[str, str]) -> None:
         say(f"SERVING after {time.monotonic() - started:.1f} s")
         port = f"127.0.0.1:{HEALTH_PORT}"
         subprocess.run([*health, "--target", port], env=environ, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run([bin_folder / "python", "-c", PROGRAM], env=environ, check=True)
+        subprocess.run(select, env=environ, check=True)
+        if may_confine():
+            say(
+                "an engine of another user and PID namespace, with the sockets mounted read-only, attaches by its group"
+            )
         look_at_process(server.pid, folder)
         compiles = read_metric("topkd_compiles_total")
         assert compiles == 0, f"topkd_compiles_total is {compiles}"

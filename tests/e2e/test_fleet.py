@@ -54,7 +54,7 @@ class Fleet:
                 stdout=output,
                 stderr=output,
                 cwd="/",
-                env=os.environ | {"TOPKD_FRONT_TIMEOUT_S": "2"},
+                env=os.environ | {"TOPKD_FRONT_TIMEOUT_S": "6"},
             )
         processes.wait_until(lambda: self.health() == "SERVING" or self._check_alive(), START_TIMEOUT, "all serve")
         return self
