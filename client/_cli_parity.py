@@ -63,9 +63,12 @@ def _run(args: argparse.Namespace) -> int:
         parity.names(args.family)
     except ValueError as error:
         raise CommandError(str(error)) from None
-    if args.selftest:
-        return _selftest(args, parity, dtypes, torch.device(place))
-    return _compare(args, parity, dtypes, torch.device(place))
+    try:
+        if args.selftest:
+            return _selftest(args, parity, dtypes, torch.device(place))
+        return _compare(args, parity, dtypes, torch.device(place))
+    except RuntimeError as error:  # a kernel that cannot be compiled, or CUDA's own: memory, a fault
+        raise CommandError(f"{type(error).__name__}: {error}") from None
 
 
 def _selftest(args: argparse.Namespace, parity: Any, dtypes: Sequence[Any], device: Any) -> int:

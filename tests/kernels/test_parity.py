@@ -185,6 +185,15 @@ def test_the_command_says_what_is_wrong_with_it(
     assert text in capsys.readouterr().err
 
 
+def test_a_kernel_without_code_is_said(register: Callable[[Fake], None], capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(_: Job) -> None:
+        raise kernels.KernelUnavailableError("fake has no code")
+
+    register(Fake("cells", fail))
+    assert main(["parity", "3000", "4", "2", "4096", "--device", "cpu", "--family", "fake"]) == 1
+    assert "fake has no code" in capsys.readouterr().err
+
+
 def test_times_are_of_a_call() -> None:
     material = Material(PROMPT, CPU)
     assert 1 < microseconds(material, "torch", "cells", 2) < 1e6
