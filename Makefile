@@ -27,6 +27,7 @@ WHEEL := build/dist/topkd-$(VERSION)-py3-none-any.whl
 PACKED := pyproject.toml README.md LICENSE client server kernels proto/topkd
 # With folders, so that a removed file is noticed too.
 SOURCES := $(shell find $(PACKED) ! -name '__pycache__' ! -name '*.pyc')
+BENCH = cd build/check && $(PY) -m tests.bench.kernels --results $(CURDIR)/tests/bench/results
 PIP := -m pip --disable-pip-version-check -qq
 KERNELS := build/kernels
 CHECKED := sm_80 sm_90a sm_100a
@@ -107,7 +108,7 @@ resources: build/kernels.json ## Renew that report, tests/kernels/resources.csv
 	@$(PY) tests/kernels/resources.py write $<
 
 ##@ On a GPU machine
-.PHONY: gpu-test gpu-record-check bench bench-kernels
+.PHONY: gpu-test gpu-record-check bench bench-kernels bench-table
 gpu-test: $(READY) ## Run the tests marked gpu and write tests/gpu/record.json
 	$(check-folder)
 	$(PY) tests/gpu/record.py run --tests build/check $(if $(GPU_WORKERS),--workers $(GPU_WORKERS)) $(PYTEST_ARGS)
@@ -121,7 +122,16 @@ bench: $(READY) ## Run the tests marked bench, and print what they measured
 
 bench-kernels: $(READY) ## Time the kernels, exactness first: tests/bench/results/<device>/kernels.csv and .txt
 	$(check-folder)
-	cd build/check && $(PY) -m tests.bench.kernels --results $(CURDIR)/tests/bench/results $(BENCH_ARGS)
+	$(BENCH) $(BENCH_ARGS)
+
+bench-table: $(READY) ## Renew the chooser's table, kernels/measured.csv, and the record: about three minutes on an H200
+	$(check-folder)
+	$(BENCH) --grid table --families all --kinds --forms --seconds 70
+	$(BENCH) --seed-table --families all --seconds 12
+	cd build/check && $(PY) -m tests.bench.kernel_table --results $(CURDIR)/tests/bench/results
+	cp "$$(cd build/check && $(PY) -c 'from tests.bench.kernel_table import INSTALLED; print(INSTALLED)')" kernels/measured.csv
+	$(BENCH) --append --kinds --forms --seconds 30
+	$(BENCH) --seed-table --families all --seconds 12
 
 ##@ Deployment
 .PHONY: image-check image-lock deploy-check deploy-render watch-check

@@ -1,6 +1,6 @@
 """From the bench's records to the chooser's table, `kernels/measured.csv`.
 
-    python -m tests.bench.kernel_table RECORD... [--device h200] [--table kernels/measured.csv]
+    python -m tests.bench.kernel_table [RECORD...] [--device h200] [--table kernels/measured.csv]...
 
 Takes normal rows, exact ones only, with a cold L2 cache: of plain output, and of the output forms that the chooser
 tells apart. Of the seed's comparison (`seed_table.csv`) it takes the prompt batches, whose bound is known. A later
@@ -15,11 +15,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.bench import kernel_records as records
 from tests.bench import kernel_seed as seed
-from topkd.kernels import kernels
+from tests.bench import kernels as bench
+from topkd.kernels import _measured, kernels
 from topkd.kernels._devices import KNOWN
 from topkd.kernels._measured import COLUMNS
+
+INSTALLED = Path(str(_measured.__file__)).with_name("measured.csv")
+"""The table that `topkd.kernels` reads here."""
 
 FORMS = {"": "any", "index": "index", "value": "value", "group8": "group8"}
 """The chooser's names of the bench's output forms."""
@@ -89,15 +95,26 @@ def update(table: Path, device: str, files: Sequence[Path]) -> int:
     return len(made)
 
 
+def here() -> str:
+    """Return the kind of the GPU that is here, h200 without one that is known."""
+    kind = bench.device_kind() if torch.cuda.is_available() else ""
+    return kind if kind in KNOWN else "h200"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="tests.bench.kernel_table", description="Make the chooser's table.")
-    parser.add_argument("records", nargs="+", type=Path, help="kernels.csv and seed_table.csv, any number")
-    parser.add_argument("--device", default="h200", choices=sorted(KNOWN), help="kind of device (default: h200)")
-    parser.add_argument("--table", type=Path, default=Path("kernels/measured.csv"), help="file to write")
+    add = parser.add_argument
+    add("records", nargs="*", type=Path, help="kernels.csv and seed_table.csv (default: the device's in --results)")
+    add("--results", type=Path, default=bench.RESULTS, help="folder of the records (default: beside this file)")
+    add("--device", default=here(), choices=sorted(KNOWN), help="kind of device (default: the one here, else h200)")
+    add("--table", type=Path, action="append", help="file to write; again for more (default: the installed one)")
     options = parser.parse_args(argv)
-    count = update(options.table, options.device, options.records)
-    print(f"{options.table}: {count} shapes of {options.device}")
+    folder = options.results / options.device
+    files = options.records or [folder / "kernels.csv", folder / "seed_table.csv"]
+    for table in options.table or [INSTALLED]:
+        count = update(table, options.device, files)
+        print(f"{table}: {count} shapes of {options.device}")
 
 
 if __name__ == "__main__":

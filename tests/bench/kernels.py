@@ -30,6 +30,7 @@ from tests.bench.kernel_peers import Contender, contenders
 from tests.bench.kernel_timing import COLD_BYTES, EagerTimer, GraphTimer, Timer, copies
 from topkd.kernels import _dispatch, validate_select
 from topkd.kernels._chooser import Chooser
+from topkd.kernels._devices import kind_name
 from topkd.kernels._reference import best_keys, group_keys, is_selection, rank_keys, selected
 
 RESULTS = Path(__file__).with_name("results")
@@ -205,7 +206,7 @@ def plan(options: argparse.Namespace) -> list[tuple[Cell, list[Contender]]]:
 
 def device_kind() -> str:
     """Return the device's name as the records' folder has it, such as "h200"."""
-    return torch.cuda.get_device_name().lower().removeprefix("nvidia ").replace(" ", "-")
+    return kind_name(torch.cuda.get_device_name())
 
 
 def described() -> str:
