@@ -22,9 +22,9 @@ DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 _TWINS = {"f16": ("bf16",), "bf16": ("f16",)}
 """Types of the same bytes and the same number of digits, which cost the same."""
 
-SHORT, REGISTERS, FEW_ROWS = 4608, 33_792, 128
-"""Elements from which the fixed cost of a large CTA pays (#603), elements whose keys fit a CTA's registers (#512), and
-rows below which a CTA a row leaves much of a device idle."""
+SHORT, REGISTERS, LONG, FEW_ROWS = 4608, 33_792, 65_536, 32
+"""Elements from which the fixed cost of a large CTA pays (#603), elements whose keys fit a CTA's registers (#512);
+elements from which, and rows up to which, a row cut into parts was ahead on an H200 (docs/kernels/split_merge.md)."""
 
 REMEMBERED = 4096
 """Choices that are remembered; then they are all forgotten."""
@@ -179,13 +179,17 @@ def by_rule(facts: Facts) -> tuple[tuple[str, ...], str]:
         return ("small", "radix_register", "cluster", "radix_wide"), f"rows below {SHORT:,} elements are fixed cost"
     if facts.elements <= REGISTERS:
         return ("cluster", "radix_register", "radix_wide"), f"up to {REGISTERS:,} elements a CTA's registers hold a row"
-    if facts.rows <= FEW_ROWS:
+    if facts.elements >= LONG and facts.rows <= FEW_ROWS:
         return (
             "cluster",
             "split_merge",
             "radix_wide",
         ), "few long rows: one CTA a row would leave most of a device idle"
-    return ("cluster", "radix_wide", "split_merge"), "many long rows: one CTA a row each"
+    return (
+        "cluster",
+        "radix_wide",
+        "split_merge",
+    ), "rows enough to fill a device, or too short to be cut: one CTA each"
 
 
 def _by_active_bound(facts: Facts) -> tuple[str, ...]:

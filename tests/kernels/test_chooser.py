@@ -213,9 +213,10 @@ def test_the_table_that_ships_is_whole() -> None:
         (1, 4607, "cluster small radix_register radix_wide", "small"),
         (1, 4608, "radix_register radix_wide small", "radix_register"),
         (9, 33792, "radix_register radix_wide split_merge", "radix_register"),
-        (9, 33793, "radix_register radix_wide split_merge", "split_merge"),
+        (9, 65535, "radix_register radix_wide split_merge", "radix_wide"),
+        (9, 65536, "radix_register radix_wide split_merge", "split_merge"),
         (9, 33793, "cluster radix_wide split_merge", "cluster"),
-        (200, 33793, "radix_register radix_wide split_merge", "radix_wide"),
+        (33, 65536, "radix_register radix_wide split_merge", "radix_wide"),
         (200, 100, "newcomer", "newcomer"),
     ],
 )
