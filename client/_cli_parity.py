@@ -134,11 +134,11 @@ def _numbers(args: argparse.Namespace) -> tuple[int, int, int, int]:
 
 
 def _table(rows: Sequence[tuple[Any, ...]], queries: int) -> list[str]:
-    lines = [f"{'scores':<12}{'dtype':<10}{'family':<16}{'form':<12}{'right':>14}{'us':>12}"]
+    lines = [f"{'scores':<12}{'dtype':<10}{'family':<22}{'form':<12}{'right':>14}{'us':>12}"]
     for scores, dtype, family, form, right, took, named, _ in rows:
         shown = family if family == named else f"auto: {named}"
         verdict = f"{right} of {queries}"
-        lines.append(f"{scores:<12}{_name(dtype):<10}{shown:<16}{form:<12}{verdict:>14}{took:>12.2f}")
+        lines.append(f"{scores:<12}{_name(dtype):<10}{shown:<22}{form:<12}{verdict:>14}{took:>12.2f}")
     reasons = dict.fromkeys(row[7] for row in rows if row[7])
     return [*lines, *(f"auto: {reason}" for reason in reasons)]
 

@@ -128,7 +128,8 @@ def _against(rows: Sequence[Row], reference: Sequence[Row]) -> Iterator[str]:
     torch_then, torch_now = of(reference, "torch"), of(rows, "torch")
     shared = torch_then.keys() & torch_now.keys()
     scale = geometric_mean(torch_now[cell].cold / torch_then[cell].cold for cell in shared)
-    yield f"torch.topk now / recorded: {scale:.3f} ({len(shared)} cells)"
+    if shared:
+        yield f"torch.topk now / recorded: {scale:.3f} ({len(shared)} cells)"
     for dtype in DTYPES:
         auto = {cell: row for cell, row in of(rows, "auto").items() if cell.dtype == dtype and cell in best}
         if not auto:
@@ -167,7 +168,8 @@ def _named(rows: Sequence[Row]) -> Iterator[str]:
     for cell, goal in measured:
         row = auto[cell]
         verdict = "met" if row.cold <= goal else "MISSED"
-        yield f"  {name(cell):<36} {row.cold:8.2f} ({row.warm:.2f})  goal {goal:g}: {verdict}"
+        warm = "" if math.isnan(row.warm) else f" ({row.warm:.2f})"
+        yield f"  {name(cell):<36} {row.cold:8.2f}{warm}  goal {goal:g}: {verdict}"
 
 
 def families(rows: Iterable[Row]) -> list[str]:
