@@ -2,7 +2,8 @@
 
     compute-sanitizer --tool memcheck python -m tests.gpu.sanitized FAMILY
 
-Prints how many selections it compared; fails if there was none, or if one differs.
+FAMILY may be `merge`: small merges by the kernel of `merge_topk`, compared with torch operations. Prints how many
+selections it compared; fails if there was none, or if one differs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 import torch
 
-from topkd.kernels import select_topk, supports
+from topkd.kernels import merge_topk, select_topk, supports, validate_merge
+from topkd.kernels._torch_merge import merge_by_torch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SHAPES = ((2, 37, 5), (1, 4099, 64), (2, 20_000, 512), (1, 70_001, 100))
@@ -48,9 +50,29 @@ def same(one: torch.Tensor, other: torch.Tensor, scores: torch.Tensor, options: 
     return torch.equal(*(scores.float().gather(1, found.long().clamp(min=0)).sort(1).values for found in (one, other)))
 
 
+def merges() -> Iterator[bool]:
+    """Yields whether each of some merges is that of torch operations: rows within the list and past it, with gaps."""
+    generator = torch.Generator("cuda").manual_seed(5)
+    kinds = product(((2, 37, 50), (2, 4_099, 300), (1, 20_000, 4_096)), DTYPES, (torch.int32, torch.int64))
+    for ((rows, count, k), dtype, index_dtype), order in product(kinds, ("index", "value")):
+        values = (torch.randn(rows, count + 3, device="cuda", generator=generator) * 4).round().to(dtype)[:, 3:]
+        indices = torch.randint(-1, 9 * count, (rows, count), device="cuda", generator=generator).to(index_dtype)
+        options: dict[str, Any] = {"order": order, "ties": "highest"}
+        got = merge_topk(values, indices, k, **options)
+        want = indices.new_empty(rows, k), values.new_empty(rows, k)
+        merge_by_torch(validate_merge(values, indices, k, **options), *want)
+        yield torch.equal(got.indices, want[0]) and got.values is not None and torch.equal(got.values, want[1])
+
+
 def main(family: str) -> None:
     """Runs them all."""
     count = 0
+    if family == "merge":
+        results = list(merges())
+        if not all(results):
+            raise SystemExit(f"merge differs: {results}")
+        print(f"merge: {len(results)} selections")
+        return
     for scores, k, options in selections(family):
         got = select_topk(scores, k, kernel=family, **options).indices
         want = select_topk(scores, k, kernel="torch", **options).indices

@@ -1,4 +1,4 @@
-"""Every compiled family under compute-sanitizer: no access outside its memory, no race in shared memory."""
+"""Every compiled family, and the merge, under compute-sanitizer: no access outside, no race in shared memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from topkd.kernels import kernels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
-FAMILIES = [name for name in kernels() if name != "torch"]
+FAMILIES = [*(name for name in kernels() if name != "torch"), "merge"]
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
