@@ -134,10 +134,15 @@ bench-table: $(READY) ## Renew the chooser's table, kernels/measured.csv, and th
 	$(BENCH) --seed-table --families all --seconds 12
 
 ##@ Deployment
-.PHONY: image-check image-lock deploy-check deploy-render watch-check
+.PHONY: image-check image-lock deploy-check deploy-render watch-check screenshots
 watch-check: $(READY) $(WATCH_READY) ## Check metrics, rules, dashboard and status page with a real Prometheus and Chromium
 	$(check-folder)
 	cd build/check && $(PY) -m tests.watch.tools && $(PY) -m pytest -m watch $(PYTEST_ARGS) tests/watch
+
+screenshots: $(READY) $(WATCH_READY) ## Make docs/images anew: the status page and the dashboard's panels under load
+	$(check-folder)
+	cp -r deploy build/check
+	cd build/check && $(PY) -m tests.watch.tools && $(PY) -m tests.watch.screenshots $(CURDIR)/docs/images
 
 image-check: ## Take the image's build steps without Docker, and start the server from the result
 	$(PYTHON) deploy/image/check.py --kernels $(KERNELS) $(CHECKED:%=--arch %)

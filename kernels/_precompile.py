@@ -16,8 +16,6 @@ from ._cute_compile import Made, arch_of, capability, compiler_installed, instal
 from ._cute_key import COMPILER, Variant, key_of, runtime_library
 from ._cute_kit import write_kit
 from ._dispatch import families_to_compile
-from ._family import CompiledFamily
-from .merge import MergeKernel
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
 """Those that the kernels are made for."""
@@ -103,7 +101,7 @@ def _compile(
         if directory is not None:
             stack.enter_context(store_in(directory))
         stack.enter_context(watch(take))
-        _kinds()[name]().precompile(arch)
+        families_to_compile()[name]().precompile(arch)
     return done
 
 
@@ -118,11 +116,6 @@ def keep_runtime(directory: Path) -> None:
     if library is None:
         raise RuntimeError(f"the package {COMPILER} is not installed, or has no runtime library")
     write_kit(directory, {COMPILER: importlib.metadata.version(COMPILER)}, library)
-
-
-def _kinds() -> dict[str, Callable[[], CompiledFamily | MergeKernel]]:
-    """Return the classes of all that has something to compile, by name."""
-    return {**families_to_compile(), MergeKernel.name: MergeKernel}
 
 
 def stored(directory: Path | None = None) -> Iterator[Precompiled]:
@@ -170,7 +163,7 @@ def _families(arch: str, asked: Iterable[str] | None) -> list[str]:
     """Return the families to compile for an architecture."""
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch is {arch!r}; it must be one of {', '.join(ARCHITECTURES)}")
-    known = _kinds()
+    known = families_to_compile()
     number = int(arch.removeprefix("sm_").rstrip("a"))
     able = [name for name, kind in known.items() if divmod(number, 10) >= kind().oldest]
     names = able if asked is None else list(asked)

@@ -1,13 +1,8 @@
-"""The front's endpoints: gRPC servers, the TCP port's credentials, `/metrics`."""
-
-import threading
-from wsgiref.simple_server import WSGIServer
+"""The front's gRPC endpoints, and the TCP port's credentials."""
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.registry import Collector
 
 from topkd.v1 import control_pb2_grpc
 
@@ -15,7 +10,7 @@ from ._front_rpc import ControlService, TokenInterceptor, service_names
 from ._tokens import digest
 from .config import ConfigError, ServerConfig, split_address
 
-__all__ = ["LIVE", "MetricsServer", "bind_tcp", "make_health_server", "make_server", "read_attach_token"]
+__all__ = ["LIVE", "bind_tcp", "make_health_server", "make_server", "read_attach_token"]
 
 LIVE = "live"
 """Name under which the health service says that the process itself is well, whatever its devices are."""
@@ -99,50 +94,3 @@ def bind_tcp(server: grpc.aio.Server, config: ServerConfig, address: str) -> int
         return int(server.add_secure_port(address, credentials))
     except RuntimeError as error:
         raise ConfigError(f"tcp_address {address} cannot be bound: {error}") from error
-
-
-class MetricsServer:
-    """`/metrics`, in a thread of its own.
-
-    Attributes:
-        port: where it listens.
-    """
-
-    def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
-        self.port = int(server.server_port)
-        self._server = server
-        self._thread = thread
-
-    @classmethod
-    def start(cls, config: ServerConfig, collector: Collector) -> "MetricsServer | None":
-        """Starts it for one front, unless it is switched off.
-
-        Raises:
-            ConfigError: the port cannot be bound.
-        """
-        registry = CollectorRegistry()
-        registry.register(collector)
-        return cls.open(config, registry)
-
-    @classmethod
-    def open(cls, config: ServerConfig, registry: CollectorRegistry) -> "MetricsServer | None":
-        """Starts it for a registry, unless it is switched off.
-
-        Raises:
-            ConfigError: the port cannot be bound.
-        """
-        if config.metrics_port is None:
-            return None
-        try:
-            return cls(*start_http_server(config.metrics_port, config.metrics_host, registry))
-        except OSError as error:
-            where = f"{config.metrics_host}:{config.metrics_port}"
-            raise ConfigError(
-                f"metrics_port: {where} cannot be bound: {error.strerror}; choose another, or off"
-            ) from error
-
-    def close(self) -> None:
-        """Stops it."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

@@ -224,7 +224,8 @@ class Supervisor:
         self._workers.discard(worker)
         self._collector.retire(worker)
         Path(worker.path).unlink(missing_ok=True)
-        expected = was == "ending" or self._stopping
+        by_itself = was == "busy" and not worker.shared and code == 0  # it saw its client's end before we did
+        expected = was == "ending" or self._stopping or by_itself
         report = self._log.debug if expected else self._log.error
         report("worker_ended", worker=worker.popen.pid, state=was, exit_code=code, failure=worker.failure)
         if worker.on_exit is not None:

@@ -23,7 +23,8 @@ from ._devices import FleetDevice, find_devices
 from ._directory import GRPC_SOCKET, DirectoryError, SocketDirectory, make_directory
 from ._fleet_front import FleetFront
 from ._fleet_metrics import FleetCollector, FrontFigures
-from ._front_endpoints import LIVE, MetricsServer, make_health_server, read_attach_token
+from ._front_endpoints import LIVE, make_health_server, read_attach_token
+from ._front_http import MetricsServer
 from .config import ConfigError, ServerConfig, split_address
 
 __all__ = ["serve_fleet"]

@@ -22,7 +22,8 @@ from topkd.v1 import control_pb2
 
 from . import _logging
 from ._directory import ATTACH_SOCKET, GRPC_SOCKET, DirectoryError, SocketDirectory
-from ._front_endpoints import LIVE, MetricsServer, bind_tcp, make_health_server, make_server, read_attach_token
+from ._front_endpoints import LIVE, bind_tcp, make_health_server, make_server, read_attach_token
+from ._front_http import MetricsServer
 from ._front_rpc import CONTROL, SELECTION, ControlService, Forwarder, TokenInterceptor
 from ._front_sessions import FrontSession, FrontSessions, check_attach, server_info
 from ._front_side import SideConnection, SideListener
@@ -244,7 +245,8 @@ class Front:
             worker = await self._take(side)
             if worker is None:
                 return
-            worker.on_exit = lambda: self._end(session, "worker_lost")
+            # A worker that sees its client's end before we do ends in order, by itself.
+            worker.on_exit = lambda: self._end(session, "worker_lost" if worker.popen.returncode else "client_gone")
             message = {"t": "session", "id": session.id, "token": session.token}
             side.hand_over(worker.tell, message, self._describe(session, worker.address))
             self._count_attach("unix", request, started)

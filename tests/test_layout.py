@@ -87,6 +87,8 @@ def test_the_wheel_holds_the_package_and_nothing_else() -> None:
         "topkd/v1/tensor.proto",
         "topkd/v1/tensor_pb2.pyi",
         "topkd/server/worker.py",
+        "topkd/server/static/status.js",
+        "topkd/server/static/uplot.LICENSE",
     ):
         assert name in files
     assert f"topkd-{topkd.__version__}.dist-info/licenses/LICENSE" in files

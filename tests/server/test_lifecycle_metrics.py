@@ -27,6 +27,19 @@ def ended(front: ServerProcess, cause: str) -> float:
     return front.metrics()[f'topkd_sessions_ended_total{{cause="{cause}",transport="unix"}}']
 
 
+@pytest.fixture(autouse=True)
+def _all_ends_are_counted(front: ServerProcess) -> None:
+    """An end is counted a moment after the session is closed: once its cause is known."""
+
+    def settled() -> bool:
+        page = front.metrics()
+        ends = sum(value for name, value in page.items() if name.startswith("topkd_sessions_ended_total"))
+        begun = sum(value for name, value in page.items() if name.startswith('topkd_attaches_total{outcome="attached"'))
+        return begun - ends == sum(value for name, value in page.items() if name.startswith("topkd_sessions{"))
+
+    eventually(settled, 30)
+
+
 @pytest.mark.parametrize("cause", ["detached", "client_gone", "worker_lost"])
 def test_the_ends_of_sessions_are_told_apart(front: ServerProcess, cause: str) -> None:
     before = {each: ended(front, each) for each in ("detached", "client_gone", "worker_lost", "drained")}
@@ -42,6 +55,25 @@ def test_the_ends_of_sessions_are_told_apart(front: ServerProcess, cause: str) -
     eventually(lambda: ended(front, cause) == before[cause] + 1, 5)
     assert {each: ended(front, each) for each in before} == {**before, cause: before[cause] + 1}
     assert front.metrics()["topkd_worker_crashes_total"] == crashes + (cause == "worker_lost")
+
+
+@pytest.mark.parametrize("cause", ["detached", "client_gone"])
+def test_a_worker_that_sees_its_clients_end_first_has_not_crashed(front: ServerProcess, cause: str) -> None:
+    """The front is stopped while a client goes: its worker ends by itself meanwhile."""
+    before, crashes = ended(front, cause), front.metrics()["topkd_worker_crashes_total"]
+    session = Session(front)
+    pid = front.wait_event("attached", session=session.info.session_id)["worker"]
+    front.popen.send_signal(signal.SIGSTOP)
+    try:
+        if cause == "detached":
+            session.sock.send(side_pb2.SideRequest(detach=side_pb2.Detach()).SerializeToString())
+        session.close()
+        eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", 10)
+    finally:
+        front.popen.send_signal(signal.SIGCONT)
+    assert front.wait_event("session_ended", session=session.info.session_id)["cause"] == cause
+    eventually(lambda: ended(front, cause) == before + 1, 5)
+    assert front.metrics()["topkd_worker_crashes_total"] == crashes
 
 
 def test_attaches_are_timed_and_those_after_a_loss_counted(front: ServerProcess) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -28,12 +31,12 @@ class Load:
         self._command = [sys.executable, "-m", "tests.watch.load", str(socket_dir)]
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(self._command, cwd=ROOT, stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(self._command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self.process.poll() is None, "the load ended by itself"
-        self.process.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)  # with the clients that it has started
         self.process.wait(10)
 
 
@@ -89,7 +92,7 @@ class Prometheus:
 
     def query_range(self, expression: str, seconds: int, step: int = 1) -> list[dict[str, Any]]:
         """Evaluates an expression over the last seconds."""
-        now = time.time()
+        now = math.floor(time.time())  # so that the points of several queries are at the same times
         parameters = {"start": str(now - seconds), "end": str(now), "step": str(step)}
         found: list[dict[str, Any]] = self.ask("query_range", query=expression, **parameters)["result"]
         return found

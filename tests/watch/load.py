@@ -19,13 +19,14 @@ import numpy as np
 import topkd
 
 PAUSE = 0.02
+WAIT = 120.0  # for a warm worker, on a busy machine
 ROWS, WIDTH = 4, 4096
 
 
 def select_for_ever(directory: Path, seed: int) -> None:
     """One engine: a plan, calls of its own, now and then something wrong."""
     random = np.random.default_rng(seed)
-    with topkd.Client(directory, name=f"engine-{seed}") as client:
+    with topkd.Client(directory, name=f"engine-{seed}", attach_timeout=WAIT) as client:
         scores = client.empty((ROWS, WIDTH), "float32")
         halves = client.empty((ROWS, WIDTH), "float16")
         scores[:] = random.standard_normal((ROWS, WIDTH), np.float32)
@@ -44,16 +45,19 @@ def select_for_ever(directory: Path, seed: int) -> None:
 def come_and_go(directory: Path) -> None:
     """Clients that attach, select once, and end: one in order, one without a word."""
     while True:
-        with topkd.Client(directory, name="visitor") as client:
+        with (
+            contextlib.suppress(topkd.TopkdError),
+            topkd.Client(directory, name="visitor", attach_timeout=WAIT) as client,
+        ):
             client.select_topk(np.ones((1, 64), np.float32), 2)
             client.info()
-        subprocess.run([sys.executable, "-m", "tests.watch.load", str(directory), "die"], check=False, timeout=60)
+        subprocess.run([sys.executable, "-m", "tests.watch.load", str(directory), "die"], check=False, timeout=180)
         time.sleep(5)
 
 
 def die(directory: Path) -> None:
     """Attaches and ends at once, the session open."""
-    client = topkd.Client(directory, name="mayfly")
+    client = topkd.Client(directory, name="mayfly", attach_timeout=WAIT)
     client.select_topk(np.ones((1, 64), np.float32), 2)
     os._exit(1)
 
