@@ -18,8 +18,9 @@ from ._torch_family import TorchFamily
 from ._validate import check_select
 from .cluster import ClusterFamily
 from .radix_wide import RadixWideFamily
+from .split_merge import SplitMergeFamily
 
-_FAMILIES: tuple[Family, ...] = (ClusterFamily(), RadixWideFamily(), TorchFamily())
+_FAMILIES: tuple[Family, ...] = (ClusterFamily(), RadixWideFamily(), SplitMergeFamily(), TorchFamily())
 """All families; the last serves everything. A new one is registered here, and nowhere else."""
 
 

@@ -16,6 +16,8 @@ from ._cute_compile import Made, arch_of, capability, compiler_installed, instal
 from ._cute_key import COMPILER, Variant, key_of, runtime_library
 from ._cute_kit import write_kit
 from ._dispatch import families_to_compile
+from ._family import CompiledFamily
+from .merge import MergeKernel
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
 """Those that the kernels are made for."""
@@ -101,7 +103,7 @@ def _compile(
         if directory is not None:
             stack.enter_context(store_in(directory))
         stack.enter_context(watch(take))
-        families_to_compile()[name]().precompile(arch)
+        _kinds()[name]().precompile(arch)
     return done
 
 
@@ -116,6 +118,11 @@ def keep_runtime(directory: Path) -> None:
     if library is None:
         raise RuntimeError(f"the package {COMPILER} is not installed, or has no runtime library")
     write_kit(directory, {COMPILER: importlib.metadata.version(COMPILER)}, library)
+
+
+def _kinds() -> dict[str, Callable[[], CompiledFamily | MergeKernel]]:
+    """Return the classes of all that has something to compile, by name."""
+    return {**families_to_compile(), MergeKernel.name: MergeKernel}
 
 
 def stored(directory: Path | None = None) -> Iterator[Precompiled]:
@@ -163,7 +170,7 @@ def _families(arch: str, asked: Iterable[str] | None) -> list[str]:
     """Return the families to compile for an architecture."""
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch is {arch!r}; it must be one of {', '.join(ARCHITECTURES)}")
-    known = families_to_compile()
+    known = _kinds()
     number = int(arch.removeprefix("sm_").rstrip("a"))
     able = [name for name, kind in known.items() if divmod(number, 10) >= kind().oldest]
     names = able if asked is None else list(asked)

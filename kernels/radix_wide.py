@@ -18,7 +18,7 @@ from ._validate import check_select
 LIST_CAPACITY = 8192
 """Elements that shared memory holds: order "value" sorts there."""
 
-_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 _Variant = tuple[str, str, bool]
 """Architecture, dtype, groups to reduce: all that changes the code."""
 
@@ -50,7 +50,7 @@ class RadixWideFamily:
 
     def precompile(self, arch: str) -> None:
         """Load or compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
-        for dtype in _DTYPES.values():
+        for dtype in DTYPES.values():
             for grouped in (False, True):
                 self._function((arch, dtype, grouped))
 
@@ -112,4 +112,4 @@ class RadixWideFamily:
 
 def _variant(request: SelectRequest, index: int) -> _Variant:
     """Return the variant that serves a request on CUDA device `index`."""
-    return arch_of(capability(index)), _DTYPES[request.input.dtype], request.group > 1 and not request.pooled
+    return arch_of(capability(index)), DTYPES[request.input.dtype], request.group > 1 and not request.pooled

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Uint32, Uint64, const_expr
 
 from . import _cute_ops as ops
-from ._cute_rows import Cells, Row, write_cell
+from ._cute_rows import Cells, Row
 from .radix_wide_layout import ROUNDS, THREADS, WARPS, Cut, Grid, Layout, Shared
 
 
@@ -177,4 +177,4 @@ class Emit(Layout):
                     shared.sList[place] = (Uint64(score) << Uint64(32)) | Uint64(Uint32(index))
                 else:
                     value = self.value_of(cells, row, index, score)
-                    write_cell(arguments, cells, row, place, index, value, (self.size, self.dtype))
+                    self.write(arguments, cells, row, place, index, value)

@@ -182,6 +182,11 @@ class RadixWide(Digits, Emit, List):
         shared = self.allocate()
         row = find_row(arguments, row_index, self.size)
         cells = find_cells(arguments, row_index, self.dtype, self.size)
+        self.serve(arguments, cells, row, shared)
+
+    @cute.jit
+    def serve(self, arguments, cells: Cells, row: Row, shared: Shared):
+        """Selects from a row, and writes its cells."""
         candidates = row.count - row.pinned
         room = arguments.k - row.pinned
         read = row.drop or row.by_value or (const_expr(self.grouped) and cells.values != Int64(0))

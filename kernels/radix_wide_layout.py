@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, Uint64, const_expr
 
 from . import _cute_ops as ops
-from ._cute_rows import Cells, Row
+from ._cute_rows import Cells, Row, write_cell
 
 THREADS = 1024
 WARPS = 32
@@ -272,3 +272,8 @@ class Layout:
         elif cells.values != Int64(0):
             value = ops.load_score(row.base + Int64(element) * self.size, self.dtype)
         return value
+
+    @cute.jit
+    def write(self, arguments, cells: Cells, row: Row, position: Int32, element: Int32, value: Uint32):
+        """Writes one cell: an element, or -1, and its value."""
+        write_cell(arguments, cells, row, position, element, value, (self.size, self.dtype))

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Uint32, Uint64
 
 from . import _cute_ops as ops
-from ._cute_rows import Cells, Row, write_cell
+from ._cute_rows import Cells, Row
 from .radix_wide_layout import CAPACITY, THREADS, Cut, Layout, Shared
 
 
@@ -132,4 +132,4 @@ class List(Layout):
                     if row.by_value:
                         score = ops.score_of_key(score, row.largest)
                 value = self.value_of(cells, row, element, score)
-            write_cell(arguments, cells, row, position, element, value, (self.size, self.dtype))
+            self.write(arguments, cells, row, position, element, value)

@@ -132,7 +132,7 @@ def test_every_device_has_a_server_of_its_own(fleet: Fleet) -> None:
     assert fleet.front("cpu-0") != fleet.front("cpu-1")
     epochs = set()
     for seed, name in enumerate(DEVICES):
-        with topkd.Client(fleet.socket_dir / name) as client:
+        with topkd.Client(fleet.socket_dir / name, attach_timeout=60) as client:
             _select(client, seed)
             epochs.add(client.info().epoch)
     assert len(epochs) == 2
@@ -149,7 +149,7 @@ def test_a_client_of_all_must_say_which(fleet: Fleet) -> None:
 
 def test_metrics_of_all_are_on_one_page_by_device(fleet: Fleet) -> None:
     before = fleet.metrics()
-    with topkd.Client(fleet.socket_dir / "cpu-1") as client:
+    with topkd.Client(fleet.socket_dir / "cpu-1", attach_timeout=60) as client:
         _select(client, 3)
     rows = "topkd_rows_total"
 
@@ -219,7 +219,7 @@ def test_a_killed_front_is_started_anew_and_the_other_undisturbed(fleet: Fleet) 
 
 @contextmanager
 def _attached(fleet: Fleet, name: str) -> Iterator[topkd.Client]:
-    with topkd.Client(fleet.socket_dir / name) as client:
+    with topkd.Client(fleet.socket_dir / name, attach_timeout=60) as client:
         client.connect()
         yield client
 
@@ -277,7 +277,7 @@ def test_a_killed_fleet_leaves_nothing_and_the_next_one_starts() -> None:
         processes.wait_until(lambda: not any(map(processes.alive, below)), 15, "fronts and workers end")
         own.start()
         assert {path.name for path in own.socket_dir.iterdir() if path.is_dir()} == set(DEVICES)
-        with topkd.Client(own.socket_dir / "cpu-0") as client:
+        with topkd.Client(own.socket_dir / "cpu-0", attach_timeout=60) as client:
             _select(client, 1)
 
 

@@ -10,7 +10,15 @@ import numpy as np
 import torch
 
 from tests.oracle import Case, check
-from topkd.kernels import SelectRequest, TopKResult, _merge, _torch_family, _torch_select, _torch_write, validate_select
+from topkd.kernels import (
+    SelectRequest,
+    TopKResult,
+    _torch_family,
+    _torch_merge,
+    _torch_select,
+    _torch_write,
+    validate_select,
+)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 INTS = {"int32": torch.int32, "int64": torch.int64}
@@ -19,7 +27,7 @@ OPTIONS = (
     *("values", "page_size", "kernel"),
 )
 VECTORS = ("lengths", "row_starts", "row_offsets", "row_to_table", "table_starts", "page_table")
-STEPS = (_merge, _torch_family, _torch_select, _torch_write)
+STEPS = (_torch_merge, _torch_family, _torch_select, _torch_write)
 
 
 def tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:

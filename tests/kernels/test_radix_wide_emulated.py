@@ -19,7 +19,7 @@ from topkd.kernels import SelectRequest, TopKResult, select_topk, validate_selec
 from topkd.kernels._cute_compile import compile_kernel, installed
 from topkd.kernels._cute_launch import launch_arguments, of_table, table_entry
 from topkd.kernels._family import Job
-from topkd.kernels.radix_wide import _DTYPES, LIST_CAPACITY
+from topkd.kernels.radix_wide import DTYPES, LIST_CAPACITY
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="needs nvidia-cutlass-dsl"),
@@ -68,24 +68,27 @@ class Emulated:
 
     def run_jobs(self, jobs: list[Job]) -> None:
         """Runs jobs of one plan key: several by a table of them, as `launches` makes it."""
-        request = jobs[0].request
-        kernel = self._kernel(_DTYPES[request.input.dtype], request.group > 1 and not request.pooled)
         memory = ptx.GlobalMemory()
         placed = [self._placed(memory, job) for job in jobs]
         arguments, _ = placed[0]
         if len(jobs) > 1:
             table = torch.tensor([table_entry(each) for each, _ in placed])
             arguments = of_table(arguments, len(jobs), place(memory, table, False))
-        *arguments, rows = arguments
-        cta = ptx.Cta(kernel, memory, arguments, 1024, SHARED)
-        for row in range(rows):
-            cta.run(row)
+        self._launch(jobs[0].request, memory, arguments)
         for job, (_, places) in zip(jobs, placed, strict=True):
             for output in (job.indices, job.values):
                 if output is not None:
                     whole = bytes_of(output)
                     start = places[output.data_ptr()] - (output.data_ptr() - whole.data_ptr())
                     whole.numpy()[:] = memory.get(start, np.uint8, whole.numel())
+
+    def _launch(self, request: SelectRequest, memory: ptx.GlobalMemory, arguments: tuple[int, ...]) -> None:
+        """Runs the kernel for jobs like `request`."""
+        kernel = self._kernel(DTYPES[request.input.dtype], request.group > 1 and not request.pooled)
+        *rest, rows = arguments
+        cta = ptx.Cta(kernel, memory, rest, 1024, SHARED)
+        for row in range(rows):
+            cta.run(row)
 
     def _placed(self, memory: ptx.GlobalMemory, job: Job) -> tuple[tuple[int, ...], dict[int, int]]:
         """Puts a job's tensors into the memory; returns its launch arguments there, and where each tensor is."""
