@@ -141,7 +141,6 @@ watch-check: $(READY) $(WATCH_READY) ## Check metrics, rules, dashboard and stat
 
 screenshots: $(READY) $(WATCH_READY) ## Make docs/images anew: the status page and the dashboard's panels under load
 	$(check-folder)
-	cp -r deploy build/check
 	cd build/check && $(PY) -m tests.watch.tools && $(PY) -m tests.watch.screenshots $(CURDIR)/docs/images
 
 image-check: ## Take the image's build steps without Docker, and start the server from the result
