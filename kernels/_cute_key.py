@@ -37,8 +37,8 @@ class Variant(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The stem of its files."""
-        return self.module.removesuffix("_kernel")
+        """The stem of its files, without the width of the scores that a kernel of another width has behind it."""
+        return self.module.removesuffix("_kernel").rstrip("0123456789")
 
     @property
     def described(self) -> dict[str, Any]:

@@ -1,13 +1,15 @@
-"""The `cluster` family: a thread-block cluster a row, for few long rows of bf16 scores.
+"""The `cluster` family: a thread-block cluster a row, for few long rows of bf16 or f32 scores.
 
-Host side: what the family serves, which cluster size a launch takes, its variants (five sizes, largest or smallest),
-launching. The kernel and how it works are in `cluster_kernel`; figures are in docs/kernels/cluster.md.
+Host side: what the family serves, which cluster size a launch takes, its variants (five sizes, largest or smallest,
+dtype), launching. The kernels and how they work are in `cluster_kernel` (bf16) and `cluster32_kernel` (f32); figures
+are in docs/kernels/cluster.md.
 """
 
 import functools
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -28,11 +30,21 @@ CTAS_AN_SM = 2
 """What registers and shared memory allow; the driver may allow less."""
 MOST_CHOICES = 4096
 """Shapes for which the chosen variant is remembered."""
-SAMPLED, DIRECT = 0, 1
-"""Ways to the answer: by a sampled cutoff, or by counting the whole row (for tests; sampling falls back to it)."""
+DIRECT, ORDERED = 1, 2
+"""Bits of a kernel's `path`: the whole row is counted instead of sampled (for tests; sampling falls back to it), and
+indices ascend, while of equal scores the first (or last) are taken."""
 
-_Variant = tuple[str, int, bool]
-"""Architecture, cluster size, largest: all that changes the code."""
+KERNELS: dict[torch.dtype, tuple[str, str, tuple[str, ...]]] = {
+    torch.bfloat16: ("cluster_kernel", "ClusterSelect", ()),
+    torch.float32: ("cluster32_kernel", "ClusterSelect32", ("float32",)),
+}
+"""By dtype of the scores: module and class of the kernel, and facts behind cluster size and largest."""
+
+_Variant = tuple[str, int, bool, torch.dtype]
+"""Architecture, cluster size, largest, dtype of the scores: all that changes the code."""
+
+_Shape = tuple[int, int, int, bool, torch.dtype]
+"""What a variant is chosen by: device, rows, bound of their lengths, largest, dtype."""
 
 
 class _Launcher(NamedTuple):
@@ -52,8 +64,8 @@ class ClusterFamily:
     def __init__(self) -> None:
         self._compiled: dict[_Variant, Made] = {}
         self._warm: set[tuple[int, Callable[..., None]]] = set()
-        self._launchers: dict[tuple[int, int, bool], _Launcher] = {}
-        self._choices: dict[tuple[int, int, int, bool], Callable[..., None]] = {}
+        self._launchers: dict[tuple[int, int, bool, torch.dtype], _Launcher] = {}
+        self._choices: dict[_Shape, Callable[..., None]] = {}
         self._lock = threading.RLock()
 
     def unmet(self, request: SelectRequest) -> str | None:
@@ -69,9 +81,8 @@ class ClusterFamily:
 
     def precompile(self, arch: str) -> None:
         """Load or compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
-        for size in SIZES:
-            for largest in (True, False):
-                self._code((arch, size, largest))
+        for variant in product((arch,), SIZES, (True, False), KERNELS):
+            self._code(variant)
 
     def warm(self, request: SelectRequest) -> None:
         """Load or compile the request's variant, and launch it on scores of its own, so that the device has it too."""
@@ -85,9 +96,10 @@ class ClusterFamily:
                 return
             if torch.cuda.is_current_stream_capturing():
                 raise RuntimeError("kernel family 'cluster' cannot be warmed while the stream is being captured")
-            small = check_select(torch.zeros(1, 8, dtype=torch.bfloat16, device=device), 1, largest=request.largest)
+            zeros = torch.zeros(1, 8, dtype=request.input.dtype, device=device)
+            small = check_select(zeros, 1, largest=request.largest)
             job = Job(small, torch.empty(1, 1, dtype=torch.int32, device=device), None)
-            function(*launch_arguments(job), SAMPLED, 0, torch._C._cuda_getCurrentRawStream(index))
+            function(*launch_arguments(job), 0, 0, torch._C._cuda_getCurrentRawStream(index))
             self._warm.add((index, function))
 
     def run(self, jobs: Sequence[Job], *, dependent: bool = False) -> None:
@@ -117,7 +129,7 @@ class ClusterFamily:
         rows, width = request.input.shape
         bound = request.max_length
         length = width if bound is None or bound > width else bound
-        key = (index, rows, length, request.largest)
+        key = (index, rows, length, request.largest, request.input.dtype)
         function = self._choices.get(key) or self._choose(key)
         stream = torch._C._cuda_getCurrentRawStream(index)  # a fifth of the cost of torch.cuda.current_stream
         if is_plain(job):
@@ -128,62 +140,63 @@ class ClusterFamily:
             out, stride = indices.data_ptr(), indices.stride(0)
             function(
                 *(source, pitch, 0, length, 0, out, stride, 0, 0, 0, 0, 0, 0, 0),
-                *(width, request.k, 1, 0, flags, 0, 0, 0, rows, SAMPLED, int(dependent), stream),
+                *(width, request.k, 1, 0, flags, 0, 0, 0, rows, 0, int(dependent), stream),
             )
         else:
-            function(*launch_arguments(job), SAMPLED, int(dependent), stream)
+            function(*launch_arguments(job), path_of(request), int(dependent), stream)
 
-    def _choose(self, key: tuple[int, int, int, bool]) -> Callable[..., None]:
-        """Return the variant for (device, rows, bound of their lengths, largest), and remember it.
+    def _choose(self, key: _Shape) -> Callable[..., None]:
+        """Return the variant for a shape, and remember it.
 
         It is the largest cluster size that leaves an SM to each CTA and enough scores to each, and of which the device
         holds all rows' clusters at once; of one CTA a row there may be any number.
         """
-        index, rows, length, largest = key
+        index, rows, length, largest, dtype = key
         launcher = None
         for size in sizes(rows, length, _processors(index)):
-            larger = self._launcher(index, size, largest)
+            larger = self._launcher(index, size, largest, dtype)
             if rows <= larger.resident:
                 launcher = larger
                 break
-        launcher = launcher or self._launcher(index, 1, largest)
+        launcher = launcher or self._launcher(index, 1, largest, dtype)
         if len(self._choices) >= MOST_CHOICES:
             self._choices.clear()
         self._choices[key] = launcher.function
         return launcher.function
 
-    def _launcher(self, index: int, size: int, largest: bool) -> _Launcher:
+    def _launcher(self, index: int, size: int, largest: bool, dtype: torch.dtype) -> _Launcher:
         """Return a variant on a device, compiling it if it is cold."""
-        launcher = self._launchers.get((index, size, largest))
+        launcher = self._launchers.get((index, size, largest, dtype))
         if launcher is not None:
             return launcher
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                f"kernel family 'cluster' has not compiled its variant of {size} CTAs (largest={largest}) yet, which "
-                "cannot be done while the stream is being captured: warm it by one call before the capture, or "
-                "precompile it"
+                f"kernel family 'cluster' has not compiled its variant of {size} CTAs (largest={largest}, {dtype}) "
+                "yet, which cannot be done while the stream is being captured: warm it by one call before the "
+                "capture, or precompile it"
             )
         with self._lock:
-            made = self._code((arch_of(capability(index)), size, largest))
+            made = self._code((arch_of(capability(index)), size, largest, dtype))
             resident = resident_clusters(made.binary, made.launch) if size > 1 else _processors(index) * CTAS_AN_SM
-            return self._launchers.setdefault((index, size, largest), _Launcher(made.function, resident))
+            return self._launchers.setdefault((index, size, largest, dtype), _Launcher(made.function, resident))
 
     def _code(self, variant: _Variant) -> Made:
         """Return a variant, loaded or compiled if it is cold."""
         with self._lock:
             made = self._compiled.get(variant)
             if made is None:
-                arch, size, largest = variant
-                made = load_or_compile("cluster_kernel", "ClusterSelect", (size, largest), arch)
+                arch, size, largest, dtype = variant
+                module, name, facts = KERNELS[dtype]
+                made = load_or_compile(module, name, (size, largest, *facts), arch)
                 self._compiled[variant] = made
         return made
 
 
-def _shape(request: SelectRequest, index: int) -> tuple[int, int, int, bool]:
-    """Return what a request's variant is chosen by: device, rows, bound of their lengths, largest."""
+def _shape(request: SelectRequest, index: int) -> _Shape:
+    """Return what a request's variant is chosen by."""
     rows, width = request.input.shape
     bound = request.max_length
-    return index, rows, width if bound is None or bound > width else bound, request.largest
+    return index, rows, width if bound is None or bound > width else bound, request.largest, request.input.dtype
 
 
 def sizes(rows: int, length: int, processors: int) -> list[int]:
@@ -192,10 +205,11 @@ def sizes(rows: int, length: int, processors: int) -> list[int]:
 
 
 def is_plain(job: Job) -> bool:
-    """Say whether a job has no more than scores, k and int32 indices."""
+    """Say whether a job has no more than scores, k and int32 indices in any order."""
     request = job.request
     return (
-        request.lengths is None
+        path_of(request) == 0
+        and request.lengths is None
         and request.row_starts is None
         and request.page_table is None
         and request.row_offsets is None
@@ -205,10 +219,15 @@ def is_plain(job: Job) -> bool:
     )
 
 
+def path_of(request: SelectRequest) -> int:
+    """Return a request's `path`: `ORDERED`, or 0 where neither order nor ties matter."""
+    return ORDERED if request.order == "index" or request.ties != "any" else 0
+
+
 def unmet_options(request: SelectRequest) -> str | None:
     """Return the first of a request's options that the family does not serve, or None."""
-    if request.input.dtype != torch.bfloat16:
-        return f"cluster serves torch.bfloat16, input is {request.input.dtype}"
+    if request.input.dtype not in KERNELS:
+        return f"cluster serves torch.bfloat16 and torch.float32, input is {request.input.dtype}"
     if request.k > MAX_K:
         return f"cluster serves k <= {MAX_K}, k is {request.k}"
     if request.group > 1:
@@ -217,10 +236,13 @@ def unmet_options(request: SelectRequest) -> str | None:
         return "cluster does not serve pin_newest=True"
     if request.drop_neg_inf:
         return "cluster does not serve drop_neg_inf=True"
-    if request.order != "any":
-        return f'cluster serves order="any", order is {request.order!r}'
-    if request.ties != "any":
-        return f'cluster serves ties="any", ties is {request.ties!r}'
+    if request.order == "value":
+        return 'cluster does not serve order="value"'
+    if request.input.dtype == torch.bfloat16:
+        if request.order != "any":
+            return f'cluster serves order="any" of torch.bfloat16, order is {request.order!r}'
+        if request.ties != "any":
+            return f'cluster serves ties="any" of torch.bfloat16, ties is {request.ties!r}'
     return None
 
 

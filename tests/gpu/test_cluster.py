@@ -69,7 +69,7 @@ def test_kinds_and_shapes(kind: str, rows: int, width: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_every_cluster_size(size: int) -> None:
     family = ClusterFamily()
-    launcher = family._launcher(0, size, largest=True)
+    launcher = family._launcher(0, size, largest=True, dtype=torch.bfloat16)
     if launcher.resident == 0:
         pytest.skip(f"the device holds no cluster of {size}")
     bits, scores = rows_on_gpu("near-one", 3, 50_000)
@@ -85,7 +85,7 @@ def test_resident_clusters_are_asked_for_in_any_thread() -> None:
     family = ClusterFamily()
     with ThreadPoolExecutor(1) as pool:
         for size in SIZES[:-1]:
-            made = family._code((arch_of(capability(0)), size, True))
+            made = family._code((arch_of(capability(0)), size, True, torch.bfloat16))
             count = pool.submit(resident_clusters, made.binary, made.launch).result()
             assert count == resident_clusters(made.binary, made.launch)
             assert size > 8 or count > 0
@@ -152,5 +152,5 @@ def test_what_is_not_served_is_named() -> None:
     assert "order" in str(supports("cluster", scores, 10, order="index"))
     assert "ties" in str(supports("cluster", scores, 10, ties="lowest"))
     assert "k <= 4096" in str(supports("cluster", scores, 5000))
-    assert "bfloat16" in str(supports("cluster", scores.float(), 10))
+    assert "bfloat16" in str(supports("cluster", scores.half(), 10))
     assert "group" in str(supports("cluster", scores, 10, group=8))

@@ -20,7 +20,7 @@ from tests.conformance.backends import Backend
 from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
 from tests.kernels.emulated_memory import bytes_of, place
-from topkd.kernels import TopKResult, validate_select
+from topkd.kernels import SelectRequest, TopKResult, validate_select
 from topkd.kernels._cute_compile import compile_kernel, installed
 from topkd.kernels._cute_launch import launch_arguments
 from topkd.kernels._family import Job
@@ -140,7 +140,8 @@ class Cta(ptx.Cta):
         if suffixes == ["relu", "s32"]:
             sources = [self._source(one, np.int32) for one in operands[1:]]
             store = self._store(operands[0])
-            return lambda mask: store(np.maximum(np.maximum(sources[0](), sources[1]()), 0), mask)
+            better = np.maximum if name == "max" else np.minimum
+            return lambda mask: store(np.maximum(better(sources[0](), sources[1]()), 0), mask)
         return super()._arithmetic(name, suffixes, operands)
 
     def _least(self, operands: tuple[str, ...]) -> ptx.Step:
@@ -294,6 +295,8 @@ class Cta(ptx.Cta):
 class Emulated:
     """`select_topk` by the interpreted kernel, on CPU tensors."""
 
+    cta: type[Cta] = Cta
+
     def __init__(self, folder: Path, cluster: int, path: int) -> None:
         self.folder = folder
         self.cluster = cluster
@@ -328,6 +331,10 @@ class Emulated:
             self.kernels[largest] = ptx.parse(text), ClusterSelect(self.cluster).shared_bytes
         return self.kernels[largest]
 
+    def path_of(self, request: SelectRequest) -> int:
+        """The bits of `path` that a request asks for."""
+        return 0
+
     def _run(self, job: Job) -> None:
         request = job.request
         kernel, shared = self._kernel(request.largest)
@@ -342,7 +349,8 @@ class Emulated:
         for at in POINTERS:
             arguments[at] = places.get(arguments[at], arguments[at])
         *arguments, rows = arguments
-        ctas = [Cta(kernel, memory, [*arguments, self.path], 512, shared) for _ in range(self.cluster)]
+        path = self.path | self.path_of(request)
+        ctas = [self.cta(kernel, memory, [*arguments, path], 512, shared) for _ in range(self.cluster)]
         for row in range(rows):
             run_cluster(ctas, row)
         for output in (job.indices, job.values):
@@ -449,5 +457,7 @@ def test_what_is_not_served_is_named() -> None:
     assert unmet_options(validate_select(x, 2)) is None
     for name, value in {"order": "index", "ties": "lowest", "group": 2, "pin_newest": True}.items():
         assert name in str(unmet_options(validate_select(x, 2, **{name: value})))
-    assert "bfloat16" in str(unmet_options(validate_select(x.float(), 2)))
+    assert "bfloat16" in str(unmet_options(validate_select(x.half(), 2)))
+    assert unmet_options(validate_select(x.float(), 2, order="index", ties="lowest")) is None
+    assert "value" in str(unmet_options(validate_select(x.float(), 2, order="value")))
     assert "k <= 4096" in str(unmet_options(validate_select(x, 4097)))

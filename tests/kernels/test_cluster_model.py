@@ -210,18 +210,19 @@ def test_cluster_sizes_as_measured(rows: int, length: int, best: int) -> None:
 
 @pytest.mark.parametrize("max_length", [None, 50, 100, 1000])
 @pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_plain_jobs_are_launched_with_the_same_arguments(
-    monkeypatch: pytest.MonkeyPatch, max_length: int | None, largest: bool
+    monkeypatch: pytest.MonkeyPatch, max_length: int | None, largest: bool, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 7, raising=False)
-    scores = torch.zeros((3, 200), dtype=torch.bfloat16)[:, :100]
+    scores = torch.zeros((3, 200), dtype=dtype)[:, :100]
     request = validate_select(scores, 5, max_length=max_length, largest=largest)
     job = Job(request, torch.zeros((3, 8), dtype=torch.int32)[:, :5], None)
     assert is_plain(job)
     family = ClusterFamily()
     calls: list[tuple[int, ...]] = []
     bound = 100 if max_length is None else min(max_length, 100)
-    family._choices[0, 3, bound, largest] = lambda *arguments: calls.append(arguments)
+    family._choices[0, 3, bound, largest, dtype] = lambda *arguments: calls.append(arguments)
     family._launch(job, 0, dependent=True)
     wanted = [*launch_arguments(job), 0, 1, 7]
     wanted[3] = min(wanted[3], 100)
@@ -229,7 +230,7 @@ def test_plain_jobs_are_launched_with_the_same_arguments(
 
 
 def test_jobs_with_more_than_scores_are_not_plain() -> None:
-    scores = torch.zeros((2, 10), dtype=torch.bfloat16)
+    scores = torch.zeros((2, 10), dtype=torch.float32)
     vector = torch.zeros(2, dtype=torch.int32)
     indices = torch.zeros((2, 3), dtype=torch.int32)
     for options in (
@@ -238,6 +239,8 @@ def test_jobs_with_more_than_scores_are_not_plain() -> None:
         {"row_offsets": vector},
         {"page_table": torch.zeros((2, 10), dtype=torch.int32)},
         {"index_dtype": torch.int64},
+        {"order": "index"},
+        {"ties": "highest"},
     ):
         assert not is_plain(Job(validate_select(scores, 3, **options), indices, None))
     assert not is_plain(Job(validate_select(scores, 3, values=True), indices, scores[:, :3]))

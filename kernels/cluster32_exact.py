@@ -1,0 +1,211 @@
+"""The exact cutoff of the f32 kernel of the `cluster` family; explained in `cluster32_kernel`."""
+
+# mypy: ignore-errors
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Uint32, Uint64, const_expr
+
+from . import cluster32_ops as kops
+from . import cluster_ops as cops
+from .cluster32_layout import BINS, COPIES, Grid, Layout, Place, Range, Shared
+
+
+class Exact(Layout):
+    """Step 5: the range of keys that holds the k-th best becomes one key, or all that is in it is selected."""
+
+    @cute.jit
+    def narrow(self, shared: Shared, place: Place, found: Range, shift: Int32, k: Int32, passes: Int32) -> Range:
+        """Adds up the cluster's bins and finds the one that holds the k-th best; the range becomes that bin.
+
+        Args:
+            shared: the bins hold this CTA's keys of the range.
+            place: this thread.
+            found: the range that was counted.
+            shift: 2 ** shift keys were counted in a bin.
+            k: elements to select.
+            passes: counts before this one.
+        """
+        buffer = passes & 1
+        barrier = shared.sBarrier.iterator + 1 + buffer
+        reach = Int32(shared.sReach.iterator.toint()) + buffer * (self.cluster * BINS * 2)
+        if place.warp < Int32(self.cluster):
+            self.send_bins(shared, place, reach, barrier)
+        total = Int32(0)
+        lower = Int32(0)
+        if const_expr(self.cluster == 1):
+            cute.arch.sync_threads()
+            if place.tid < Int32(BINS):
+                total = cops.load_half(reach + place.tid * 2)
+        else:
+            cute.arch.mbarrier_wait(barrier, (passes >> 1) & 1)
+            if place.tid < Int32(BINS):
+                parts = [cops.load_half(reach + (peer * BINS + place.tid) * 2) for peer in range(self.cluster)]
+                for peer in cutlass.range_constexpr(self.cluster):
+                    total = total + parts[peer]
+                    if Int32(peer) < place.rank:
+                        lower = lower + parts[peer]
+        if place.tid < Int32(BINS):
+            shared.sTotal[place.tid] = total
+            shared.sLower[place.tid] = lower
+        reached = place.tid < Int32(BINS) and found.above + total >= k
+        bin_ = cops.barrier_count(reached) - 1
+        if const_expr(self.cluster > 1):
+            if place.tid == Int32(0):
+                cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.cluster * BINS * 2)
+
+        low, high, ties = found.low, found.high, found.ties
+        above = found.above + shared.sTotal[bin_ + 1]
+        lower = found.lower + shared.sLower[bin_ + 1]
+        inside = Int32(0)
+        settled = Boolean(False)
+        if bin_ < Int32(0):  # too few at or above the sampled cutoff: the k-th best is below it
+            high = low - Uint32(1)
+        else:
+            ties = shared.sLower[bin_] - shared.sLower[bin_ + 1]
+            if bin_ < Int32(BINS - 1):
+                high = low + cutlass.min(Uint32(bin_) << Uint32(shift), high - low)
+            if bin_ > Int32(0):
+                low = low + (Uint32(bin_ - 1) << Uint32(shift)) + Uint32(1)
+            settled = low == high
+            inside = shared.sTotal[bin_] - shared.sTotal[bin_ + 1]
+            if bin_ > Int32(0) and above + inside == k:  # all of the bin are selected: none is equal to the key below
+                above = k
+                lower = lower + ties
+                low = low - Uint32(1)
+                high = low
+                settled = Boolean(True)
+        return Range(low, high, above, lower, ties, inside, settled)
+
+    @cute.jit
+    def finish(self, shared: Shared, place: Place, found: Range, k: Int32) -> Range:
+        """Every CTA gets the cluster's last few keys of the range, at most LAST, and finds the k-th best among them.
+
+        They stand in the order of the CTAs' ranks: `found.ties` are of CTAs of lower rank.
+        """
+        last = Int32(shared.sLast.iterator.toint())
+        barrier = shared.sBarrier.iterator + 3
+        if const_expr(self.cluster > 1):
+            if place.tid == Int32(0):
+                cute.arch.mbarrier_arrive_and_expect_tx(barrier, found.inside * 4)
+        span = found.high - found.low
+        for i in cutlass.range(place.tid, shared.sCount[0], self.threads, unroll=1):
+            key = Uint32(shared.sList[i] >> Uint64(32))
+            if key - found.low <= span:
+                at = found.ties + cute.arch.atomic_add(shared.sCount.iterator + 3, Int32(1))
+                if const_expr(self.cluster == 1):
+                    shared.sLast[at] = key
+                else:
+                    for peer in cutlass.range_constexpr(self.cluster):
+                        cops.send(last + at * 4, Int32(barrier.toint()), Int32(peer), [key])
+        if const_expr(self.cluster == 1):
+            cute.arch.sync_threads()
+        else:
+            cute.arch.mbarrier_wait(barrier, 0)
+        key = Uint32(0)
+        if place.lane < found.inside:
+            key = shared.sLast[place.lane]
+        wanted = k - found.above
+        better = Int32(0)
+        equal = Int32(0)
+        for first in cutlass.range(0, found.inside, 8, unroll=1):
+            others = [*cops.load_four(last + first * 4), *cops.load_four(last + first * 4 + 16)]
+            for other in others:
+                better = kops.count_above(better, other, key)
+                equal = kops.count_equal(equal, other, key)
+        low = Uint32(0)
+        if place.lane < found.inside and better < wanted and wanted <= better + equal:
+            low = key
+        low = cute.arch.warp_redux_sync(low, "max")
+        inside = place.lane < found.inside
+        above = cute.arch.vote_ballot_sync(inside and key > low)
+        equals = cute.arch.vote_ballot_sync(inside and key == low)
+        mine = (Int32(1) << found.ties) - 1  # found.ties = 32: none of the keys are this CTA's or a later one's
+        if found.ties > Int32(31):
+            mine = Int32(-1)
+        return Range(
+            low,
+            low,
+            found.above + cute.arch.popc(above),
+            found.lower + cute.arch.popc(above & mine),
+            cute.arch.popc(equals & mine),
+            found.inside,
+            Boolean(True),
+        )
+
+    @cute.jit
+    def send_bins(self, shared: Shared, place: Place, reach: Int32, barrier):
+        """Warp w sends CTA w how many keys this CTA has in each bin or above it, capped at 65,535."""
+        address = Int32(shared.sBin.iterator.toint()) + place.lane * 32
+        counts = [Int32(word) for word in (*cops.load_four(address), *cops.load_four(address + 16))]
+        for i in cutlass.range_constexpr(6, -1, -1):
+            counts[i] = counts[i] + counts[i + 1]
+        after = counts[0]
+        for step in cutlass.range_constexpr(5):
+            further = cute.arch.shuffle_sync_down(after, 1 << step)
+            if place.lane + (1 << step) < Int32(32):
+                after = after + further
+        after = after - counts[0]
+        halves = [Uint32(cutlass.min(count + after, Int32(0xFFFF))) for count in counts]
+        words = [halves[2 * i] | (halves[2 * i + 1] << Uint32(16)) for i in range(4)]
+        address = reach + (place.rank * BINS + place.lane * 8) * 2
+        if const_expr(self.cluster == 1):
+            cops.store_four(address, words)
+        else:
+            cops.send(address, Int32(barrier.toint()), place.warp, words)
+
+    @cute.jit
+    def bin_in(self, key: Uint32, found: Range, shift: Int32) -> Int32:
+        """The bin of a key of the range."""
+        which = Int32(0)
+        if key != found.low:
+            which = self.bin_of(key - found.low, shift)
+        return which
+
+    @cute.jit
+    def count_list(self, shared: Shared, place: Place, found: Range, shift: Int32):
+        """Counts the list's keys of a range into the bins."""
+        cute.arch.sync_threads()
+        if place.tid < Int32(BINS):
+            shared.sBin[place.tid] = Int32(0)
+        cute.arch.sync_threads()
+        span = found.high - found.low
+        for i in cutlass.range(place.tid, shared.sCount[0], self.threads, unroll=1):
+            key = Uint32(shared.sList[i] >> Uint64(32))
+            if key - found.low <= span:
+                cute.arch.atomic_add(shared.sBin.iterator + self.bin_in(key, found, shift), Int32(1))
+        cute.arch.sync_threads()
+
+    @cute.jit
+    def count_row(self, shared: Shared, place: Place, grid: Grid, found: Range, shift: Int32):
+        """Counts the row's keys of a range into copies of the bins, where the list was, and adds these up."""
+        copies = cute.make_tensor(
+            cute.recast_ptr(shared.sList.iterator, dtype=Int32), cute.make_layout(COPIES * BINS)
+        )  # (BINS, COPIES): lane l counts in copy l mod COPIES
+        cute.arch.sync_threads()
+        for i in cutlass.range_constexpr(COPIES * BINS // self.threads):
+            copies[i * self.threads + place.tid] = Int32(0)
+        cute.arch.sync_threads()
+        column = copies.iterator + (place.lane & (COPIES - 1))
+        span = found.high - found.low
+        for batch in cutlass.range(grid.batches, unroll=1):
+            vectors = [self.vector_of(place, grid, batch, i) for i in range(self.vectors)]
+            words = [self.load_vector(grid, v, v < grid.limit) for v in vectors]
+            for i in cutlass.range_constexpr(self.vectors):
+                keys, valid = self.keys_of(grid, vectors[i], vectors[i] < grid.limit, words[i])
+                for e in cutlass.range_constexpr(4):
+                    if (valid & Uint32(1 << e)) != Uint32(0) and keys[e] - found.low <= span:
+                        which = self.bin_in(keys[e], found, shift)
+                        cute.arch.atomic_add(column + which * COPIES, Int32(1))
+        cute.arch.sync_threads()
+        folders = self.threads // BINS  # threads a bin
+        each = COPIES // folders
+        first = place.tid * each
+        count = Int32(0)
+        for i in cutlass.range_constexpr(each):
+            count = count + copies[first + ((i + place.lane) & (each - 1))]
+        for step in cutlass.range_constexpr(folders.bit_length() - 1):
+            count = count + cute.arch.shuffle_sync_bfly(count, 1 << step)
+        if place.tid % folders == Int32(0):
+            shared.sBin[place.tid // folders] = count
+        cute.arch.sync_threads()

@@ -1,0 +1,266 @@
+"""Device code of the `cluster` family for f32: a thread-block cluster of 1, 2, 4, 8 or 16 CTAs a row, read once.
+
+Idea. As in `cluster_kernel`: a cutoff found from a sample lets through k and some more keys, which alone are looked at
+closely, and counted, so that no sample and no buffer is a bound on correctness. A 32-bit key (`cluster32_ops`) needs
+more care behind the filter: 256 bins seldom leave one key in the k-th best's, but mostly a few. These few, at most 32,
+every CTA sends to every other, and each finds the k-th best among them by comparing all with all.
+
+Steps, with the names of the methods:
+
+1. `start`, `find_window`, `lay_out`: shared memory is cleared; the row's window becomes 16-byte vectors of 4 scores
+   from the aligned address at or before its start. Rows of no more than k scores are written at once (`write_short`).
+2. `load_sample`, `load_batch`: 2,048 vectors (512 where k is not small against the row) from everywhere in the row,
+   four neighbours at a time, which is what memory reads in one go, each in a stratum of its own; behind them, without
+   waiting, each thread's first 4 vectors. Rows of up to 4,096 scores are not sampled: all of them are listed.
+3. `send_sample`, `find_cutoff`: 512 samples, each the best of 16 scores (of 4, of 1) of as many vectors, so that
+   neighbours count in different samples. They go to every CTA, which finds the cutoff by itself: 32 pivots, each the
+   best of a few samples so that they crowd around the wanted rank; every sample is compared with every pivot; the
+   cutoff is the best pivot with enough samples at or above it. "Enough" is the k-th best's expected rank, 3 more, and
+   4.5 standard deviations, or, where scores are like their neighbours, 3 deviations as the samples themselves show them
+   (`slack`): the samples are 32 blocks of 16 that may hold neighbours, and their counts at a pivot differ the more.
+4. `filter_row`, `drain`: vectors whose best key is above the cutoff go into a queue of their warp; it is unpacked 32
+   vectors at a time, a vector a lane. Keys above the cutoff are put into the CTA's list and counted in bins. Keys equal
+   to it are only counted: a row of equal scores costs neither atomics nor list entries. A full list ends the filter.
+5. `send_bins`, `narrow`: each CTA sends its bins, summed from above, to every other; each finds the bin of the k-th
+   best and, from the counts of the CTAs of lower rank, where its own output begins. If all of the bin are selected,
+   that is all; if it holds few keys, `finish` sends these; else `count_list`, and again.
+   If fewer than k keys passed, or a list was full, the row is sampled at other places and filtered again; if that
+   fails too, `count_row` counts all of it until the k-th best is known.
+6. `emit_list`, and `emit_row` for keys equal to the cutoff: every CTA writes its own selected elements. Or, where order
+   or ties matter, `emit_in_order`: a CTA has neighbouring vectors, marks what is selected of them in a bit map, sums
+   it up and writes. Of the ties the last are the first if ranks and bit maps run from the row's end to its beginning.
+
+Threads. Segments of 32 vectors (128 scores) go round the CTAs of the cluster, then round their warps, then over the
+batches, so that neighbouring large scores are spread over warps and CTAs; for ordered output each CTA has a chunk.
+
+Shared memory, 97 to 112 KiB: list 40 to 80 KiB, 8 bytes an entry, written by all warps (later the copies of the bins
+for `count_row`, or the bit maps) | queues 10 KiB and, in clusters, their vectors 40 KiB, a part a warp | samples 2 KiB
+and bins of all CTAs 1 KiB a CTA, written by all CTAs of the cluster | bins, sums, counters, last keys 4 KiB.
+
+Barriers. As in `cluster_kernel`: one of the whole cluster, all CTAs have started; after it only messages, counted at
+an mbarrier of the receiver: samples once an attempt, bins once a count in two buffers, the last keys once. Each CTA
+waits for all that is sent to it, so none leaves while a peer may still write to it. Samples of a second attempt are
+sent after the bins of the first came, and these are sent after the samples of the first were read.
+
+Cost. One launch, no scratch memory. Bytes: the row once, and 32 KiB of it as a sample (4.3 TB/s on an H200: 0.12 us for
+131,072 scores, 250 us for 256 x 1,048,576).
+
+Limits. sm_90 and up; f32, single members; k <= 4,096; order "any" and "index"; rows of any length and alignment.
+
+Source: `cluster_kernel` and what it names.
+"""
+
+# mypy: ignore-errors
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Uint32, const_expr
+
+from . import _cute_ops as ops
+from . import cluster_ops as cops
+from ._cute_flags import TIES_HIGHEST
+from ._cute_rows import SelectArguments, find_cells, has
+from .cluster32_exact import Exact
+from .cluster32_filter import Filter
+from .cluster32_layout import BINS, CTAS_AN_SM, LAST, TOP, UNSAMPLED, Place, Range
+from .cluster32_order import Order
+
+DIRECT, ORDERED = 1, 2  # bits of `path`: no sampling; indices ascend, and of the ties the first (or last) are taken
+SAMPLED_TWICE = 2  # attempts by samples, before the whole row is counted
+
+
+def keys_from(low: Uint32) -> Range:
+    """All keys from `low` up, none counted yet."""
+    return Range(low, Uint32(TOP), Int32(0), Int32(0), Int32(0), Int32(TOP >> 1), Boolean(False))
+
+
+class ClusterSelect32(Filter, Exact, Order):
+    """The kernel for one cluster size; f32, single members."""
+
+    WIDE_ARGUMENTS = 14
+    NARROW_ARGUMENTS = 11
+
+    @cute.jit
+    def __call__(
+        self,
+        input: Int64,
+        row_stride: Int64,
+        lengths: Int64,
+        max_length: Int64,
+        row_starts: Int64,
+        out_indices: Int64,
+        out_indices_stride: Int64,
+        out_values: Int64,
+        out_values_stride: Int64,
+        row_offsets: Int64,
+        page_table: Int64,
+        table_stride: Int64,
+        row_to_table: Int64,
+        table_starts: Int64,
+        width: Int32,
+        k: Int32,
+        next_n: Int32,
+        group_shift: Int32,
+        flags: Int32,
+        tables: Int32,
+        entries: Int32,
+        page_shift: Int32,
+        rows: Int32,
+        path: Int32,
+        dependent: Int32,
+        stream: cuda.CUstream,
+    ):
+        """Launches a cluster a row.
+
+        The arguments are `SelectArguments`, then `rows`, `path` (bit DIRECT), whether the grid may start before the
+        one before it in the stream has ended (programmatic dependent launch), and the stream.
+        """
+        self.kernel(
+            input,
+            row_stride,
+            lengths,
+            max_length,
+            row_starts,
+            out_indices,
+            out_indices_stride,
+            out_values,
+            out_values_stride,
+            row_offsets,
+            page_table,
+            table_stride,
+            row_to_table,
+            table_starts,
+            width,
+            k,
+            next_n,
+            group_shift,
+            flags,
+            tables,
+            entries,
+            page_shift,
+            path,
+        ).launch(
+            grid=[rows * self.cluster, 1, 1],
+            block=[self.threads, 1, 1],
+            cluster=[self.cluster, 1, 1] if const_expr(self.cluster > 1) else None,
+            stream=stream,
+            use_pdl=dependent,
+            min_blocks_per_mp=CTAS_AN_SM,
+            preferred_smem_carveout=-1,  # the driver's default; unset, the compiler would ask a device
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        input: Int64,
+        row_stride: Int64,
+        lengths: Int64,
+        max_length: Int64,
+        row_starts: Int64,
+        out_indices: Int64,
+        out_indices_stride: Int64,
+        out_values: Int64,
+        out_values_stride: Int64,
+        row_offsets: Int64,
+        page_table: Int64,
+        table_stride: Int64,
+        row_to_table: Int64,
+        table_starts: Int64,
+        width: Int32,
+        k: Int32,
+        next_n: Int32,
+        group_shift: Int32,
+        flags: Int32,
+        tables: Int32,
+        entries: Int32,
+        page_shift: Int32,
+        path: Int32,
+    ):
+        arguments = SelectArguments(
+            input,
+            row_stride,
+            lengths,
+            max_length,
+            row_starts,
+            out_indices,
+            out_indices_stride,
+            out_values,
+            out_values_stride,
+            row_offsets,
+            page_table,
+            table_stride,
+            row_to_table,
+            table_starts,
+            width,
+            k,
+            next_n,
+            group_shift,
+            flags,
+            tables,
+            entries,
+            page_shift,
+        )
+        block, _, _ = cute.arch.block_idx()
+        tid, _, _ = cute.arch.thread_idx()
+        place = Place(tid, cute.arch.make_warp_uniform(tid >> 5), tid & 31, ops.lanes_below(), block % self.cluster)
+        row_index = block // self.cluster
+        shared = self.start(place)
+        cute.arch.griddepcontrol_wait()
+        row = self.find_window(arguments, row_index)
+        if row.count <= k:
+            self.meet()
+            cute.arch.griddepcontrol_launch_dependents()
+            self.write_short(arguments, find_cells(arguments, row_index, ops.F32, 4), row, place)
+        else:
+            ordered = (path & Int32(ORDERED)) != Int32(0)
+            mirrored = ordered and has(flags, TIES_HIGHEST)
+            grid = self.lay_out(row, place, ordered, mirrored)
+            attempt = Int32(0)
+            if (path & Int32(DIRECT)) != Int32(0):
+                attempt = Int32(SAMPLED_TWICE)
+            filtering = attempt == Int32(0)
+            low = Uint32(0)
+            passes = Int32(0)
+            found = keys_from(low)
+            while not found.settled and passes < Int32(12):
+                shift = cutlass.max(cops.bit_length(Int32(found.high - found.low)) - 8, Int32(0))
+                if filtering:
+                    sample = self.load_sample(place, grid, k, attempt)
+                    words = self.load_batch(place, grid, Int32(0))
+                    if passes == Int32(0):
+                        self.meet()
+                    if grid.count > Int32(UNSAMPLED):
+                        low, shift = self.find_cutoff(shared, place, grid, k, sample, attempt)
+                    self.filter_row(shared, place, grid, words, low, shift)
+                    cute.arch.griddepcontrol_launch_dependents()
+                    cute.arch.sync_threads()
+                    found = keys_from(low)
+                elif attempt == Int32(SAMPLED_TWICE):
+                    if passes == Int32(0):
+                        self.meet()
+                    self.count_row(shared, place, grid, found, shift)
+                elif found.inside > Int32(LAST):
+                    self.count_list(shared, place, found, shift)
+                if filtering or attempt == Int32(SAMPLED_TWICE) or found.inside > Int32(LAST):
+                    found = self.narrow(shared, place, found, shift, k, passes)
+                else:
+                    found = self.finish(shared, place, found, k)
+                passes = passes + 1
+                if filtering:
+                    filtering = Boolean(False)
+                    if found.high < low or shared.sTotal[BINS - 1] >= Int32(0xFFFF):  # too few keys, or a flood
+                        found = keys_from(Uint32(0))
+                        attempt = attempt + 1
+                        filtering = attempt < Int32(SAMPLED_TWICE)
+                        self.clear(shared, place)
+            cells = find_cells(arguments, row_index, ops.F32, 4)
+            direct = attempt == Int32(SAMPLED_TWICE)
+            unlisted = direct or found.low == low  # keys equal to the cutoff are in no list
+            if ordered:
+                self.emit_in_order(arguments, cells, row, shared, place, grid, found, direct, unlisted)
+            else:
+                if not direct:
+                    self.emit_list(arguments, cells, row, shared, place, found)
+                if unlisted:
+                    self.emit_row(arguments, cells, row, shared, place, grid, found, direct)

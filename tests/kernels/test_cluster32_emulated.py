@@ -1,0 +1,139 @@
+"""The f32 kernel of the `cluster` family, run by the interpreter in `ptx`, against the oracle; no GPU is needed.
+
+Clusters are run as in `test_cluster_emulated`, and the same errors are found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.case import Case
+from tests.conformance.backends import Backend
+from tests.conformance.directed import directed, ints, rows_of
+from tests.kernels import ptx
+from tests.kernels import test_cluster_emulated as emulated
+from topkd.kernels import SelectRequest
+from topkd.kernels._cute_compile import compile_kernel, installed
+from topkd.kernels.cluster import path_of
+
+pytestmark = [
+    pytest.mark.skipif(not installed(), reason="needs nvidia-cutlass-dsl"),
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("default"),
+]
+
+
+class Cta(emulated.Cta):
+    """A CTA of a cluster; f32 operations that make keys have the hardware's one NaN."""
+
+    def _arithmetic(self, name: str, suffixes: list[str], operands: tuple[str, ...]) -> ptx.Step:
+        if [name, *suffixes] in (["add", "rn", "f32"], ["min", "f32"]):
+            sources = [self._source(one, np.float32) for one in operands[1:]]
+            store = self._store(operands[0])
+            function: Any = np.add if name == "add" else np.fmin
+
+            def step(mask: ptx.Array) -> None:
+                with np.errstate(all="ignore"):
+                    result = function(*(source() for source in sources)).astype(np.float32)
+                store(np.where(np.isnan(result), np.uint32(0x7FFFFFFF), result.view(np.uint32)), mask)
+
+            return step
+        if suffixes[-1] == "f32" and name == "max":
+            return ptx.Cta._arithmetic(self, name, suffixes, operands)
+        return super()._arithmetic(name, suffixes, operands)
+
+    def _op_red(self, name: str, suffixes: list[str], operands: tuple[str, ...]) -> ptx.Step:
+        if suffixes != ["shared", "or", "b32"]:
+            return super()._op_red(name, suffixes, operands)
+        address, _base = self._address(operands[0])
+        value = self._source(operands[1], np.uint32)
+
+        def step(mask: ptx.Array) -> None:
+            if mask.any():
+                places = self.shared.places(address()[mask], 4)
+                self.shared.note(places, self.warp[mask], "atomic")
+                np.bitwise_or.at(self.shared.bytes.view(np.uint32), places[:, 0] // 4, value()[mask])
+
+        return step
+
+
+class Emulated(emulated.Emulated):
+    """`select_topk` by the interpreted kernel, on CPU tensors."""
+
+    cta = Cta
+
+    def path_of(self, request: SelectRequest) -> int:
+        return path_of(request)
+
+    def _kernel(self, largest: bool) -> tuple[ptx.Kernel, int]:
+        if largest not in self.kernels:
+            from topkd.kernels.cluster32_kernel import ClusterSelect32
+
+            folder = self.folder / str(largest)
+            folder.mkdir(parents=True)
+            options = f"--keep-ptx --dump-dir {folder}"
+            compile_kernel("cluster32_kernel", "ClusterSelect32", (self.cluster, largest, "float32"), "sm_90a", options)
+            (file,) = folder.glob("*.ptx")
+            text = emulated.WAIT.sub(r"mbarrierwait.b64 \1, \2;", file.read_text())
+            self.kernels[largest] = ptx.parse(text), ClusterSelect32(self.cluster).shared_bytes
+        return self.kernels[largest]
+
+
+@pytest.fixture(scope="session")
+def backends(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Backend]:
+    folder = tmp_path_factory.mktemp("ptx32")
+    return {
+        (cluster, path): Backend("emulated", Emulated(folder / f"{cluster}-{path}", cluster, path))
+        for cluster in (1, 2, 4, 8, 16)
+        for path in (0, 1)
+    }
+
+
+def served(case: Case) -> bool:
+    """Whether the family serves a case, by its options."""
+    plain = case.group == 1 and not case.pin_newest and not case.drop_neg_inf and case.k <= 4096
+    return plain and case.dtype == "float32" and case.order != "value"
+
+
+CASES = {name: case for name, case in directed().items() if served(case) and case.rows * case.width <= 3000}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_directed(backends: dict[tuple[int, int], Backend], name: str) -> None:
+    backends[1 + (len(name) % 2), 0].run(CASES[name])
+
+
+KINDS = ("near-one", "one-bin", "high-bits", "ascending", "plateau", "equal", "specials", "any-bits", "nan", "zeros")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("cluster", "path"), [(1, 0), (2, 0), (2, 1)])
+def test_kinds(backends: dict[tuple[int, int], Backend], kind: str, cluster: int, path: int) -> None:
+    backends[cluster, path].run(rows_of(kind, 1, 9001, 300, dtype="float32"))
+
+
+@pytest.mark.parametrize("cluster", [1, 2, 4, 8, 16])
+def test_wide_row(backends: dict[tuple[int, int], Backend], cluster: int) -> None:
+    width = 8192 * cluster + 77 if cluster < 8 else 33333
+    backends[cluster, 0].run(rows_of("near-one", 1, width, 2048, dtype="float32"))
+
+
+@pytest.mark.parametrize("k", [1, 700, 4096])
+def test_smallest_and_windows(backends: dict[tuple[int, int], Backend], k: int) -> None:
+    lengths = ints(12000, 11993, 5, -1)
+    starts = ints(0, 3, 7, 12001)
+    options: dict[str, Any] = {"lengths": lengths, "row_starts": starts, "values": True, "largest": k == 1}
+    backends[2, 0].run(rows_of("any-bits", 4, 12000, k, dtype="float32", **options))
+
+
+ORDERS = [("lowest", 0), ("highest", 0), ("any", 0), ("lowest", 1), ("highest", 1)]
+
+
+@pytest.mark.parametrize("kind", ["near-one", "levels", "plateau", "equal", "ascending", "specials"])
+@pytest.mark.parametrize(("ties", "path"), ORDERS)
+def test_order(backends: dict[tuple[int, int], Backend], kind: str, ties: str, path: int) -> None:
+    cluster = 1 if kind in ("levels", "ascending") else 2
+    backends[cluster, path].run(rows_of(kind, 2, 7003, 300, dtype="float32", order="index", ties=ties, values=True))
