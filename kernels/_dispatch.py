@@ -17,10 +17,19 @@ from ._request import SelectRequest, TopKResult
 from ._torch_family import TorchFamily
 from ._validate import check_select
 from .cluster import ClusterFamily
+from .radix_register import RadixRegisterFamily
 from .radix_wide import RadixWideFamily
+from .small import SmallFamily
 from .split_merge import SplitMergeFamily
 
-_FAMILIES: tuple[Family, ...] = (ClusterFamily(), RadixWideFamily(), SplitMergeFamily(), TorchFamily())
+_FAMILIES: tuple[Family, ...] = (
+    ClusterFamily(),
+    RadixRegisterFamily(),
+    SmallFamily(),
+    RadixWideFamily(),
+    SplitMergeFamily(),
+    TorchFamily(),
+)
 """All families; the last serves everything. A new one is registered here, and nowhere else."""
 
 

@@ -26,6 +26,7 @@ _LINE = re.compile(r"(?:@(!?)(\S+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _SIGNED = {"s16": np.int16, "s32": np.int32, "s64": np.int64}
 _UNSIGNED = {"b16": np.uint16, "u16": np.uint16, "b32": np.uint32, "u32": np.uint32, "f32": np.uint32}
 _UNSIGNED |= {"b64": np.uint64, "u64": np.uint64, "bf16x2": np.uint32, "f16x2": np.uint32, "b8": np.uint8}
+_UNSIGNED |= {"u16x2": np.uint32}
 _TYPES = _SIGNED | _UNSIGNED
 _COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater}
 _COMPARE |= {"ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
@@ -346,6 +347,8 @@ class Cta:
         kind = suffixes[-1]
         dtype = _TYPES[kind]
         bits = 8 * np.dtype(dtype).itemsize
+        if kind == "u16x2" and name == "min":
+            return lambda a, b: np.minimum(*(np.ascontiguousarray(one).view(np.uint16) for one in (a, b))).view(dtype)
         if kind in ("f32", "bf16x2", "f16x2") and name != "mov":
             return _float_function(name, suffixes)
         if name in ("mul", "mad") and "wide" in suffixes:
@@ -441,7 +444,10 @@ class Cta:
             result = np.zeros(self.threads, np.uint32)
             for i in range(4):
                 place = ((pick >> np.uint32(4 * i)) & np.uint32(7)).astype(np.uint64) * np.uint64(8)
-                result |= ((both >> place) & np.uint64(255)).astype(np.uint32) << np.uint32(8 * i)
+                byte = ((both >> place) & np.uint64(255)).astype(np.uint32)
+                signs = (pick >> np.uint32(4 * i)) & np.uint32(8) != 0  # the byte's sign bit, eight times
+                byte = np.where(signs, (byte >> np.uint32(7)) * np.uint32(255), byte)
+                result |= byte << np.uint32(8 * i)
             store(result, mask)
 
         return step
@@ -542,6 +548,30 @@ class Cta:
             np.add.at(self.shared.bytes.view(np.uint32), places[:, 0] // 4, value()[mask])
 
         return step
+
+    def _op_atom(self, _: str, suffixes: list[str], operands: tuple[str, ...]) -> Step:
+        if suffixes != ["shared", "add", "u32"]:
+            raise PtxError(f"unknown atomic {suffixes}")
+        store = self._store(operands[0]) if operands[0] != "_" else None
+        address, _base = self._address(operands[1])
+        value = self._source(operands[2], np.uint32)
+
+        def step(mask: Array) -> None:
+            before = np.zeros(self.threads, np.uint32)
+            if mask.any():
+                places = self.shared.places(address()[mask], 4)
+                self.shared.note(places, self.warp[mask], "atomic")
+                words, added = self.shared.bytes.view(np.uint32), value()
+                for thread, word in zip(np.flatnonzero(mask), places[:, 0] // 4, strict=True):
+                    before[thread] = words[word]
+                    words[word] += added[thread]
+            if store is not None:
+                store(before, mask)
+
+        return step
+
+    def _op_griddepcontrol(self, _: str, __: list[str], ___: tuple[str, ...]) -> Step:
+        return lambda mask: None
 
     # -------------------------------------------------------------------------------------------- between threads
 

@@ -46,7 +46,10 @@ def test_the_sources_of_a_kernel_are_its_device_files() -> None:
 
 
 @compiler
-@pytest.mark.parametrize("module", ["radix_wide_kernel", "split_merge_kernel", "cluster_kernel"])
+@pytest.mark.parametrize(
+    "module",
+    ["radix_wide_kernel", "split_merge_kernel", "cluster_kernel", "radix_register_kernel", "small_kernel"],
+)
 def test_the_sources_of_a_kernel_are_what_python_imports_for_it(module: str) -> None:
     code = (
         "import sys, importlib, topkd.kernels as k; before = set(sys.modules); "

@@ -1,0 +1,269 @@
+"""Device code of the `radix_register` and `small` families: one CTA a row, the whole row in its registers.
+
+Idea. A row of up to 33,792 scores is read once, before anything else is known of it, and everything happens in
+registers and shared memory; what is left is latency, so barriers and dependent steps are what is saved. The k-th best
+of the bests of *groups* of keys is a bound that the k-th best of all keys does not exceed, found from a fraction of the
+keys. Then the keys up to the bound, in a normal row little more than k, are counted in bins that end there: fine
+enough that the k-th best's bin holds equal keys (16 bits) or a few (f32). Nothing is sampled and no buffer bounds
+correctness: wherever the range of the k-th best stays wide, the keys in it are counted again, 11 bits at a time.
+
+Steps, with the names of the methods:
+
+1. `find_memory`, `find_place`, `load`: each thread's vectors, as far as they lie in the row's memory, whatever the
+   row's length. Only then `start` (clears the bins) and `find_window` (reads the length).
+2. `keys_of`: scores become keys that ascend from the best to the worst; vectors at the ends of the tensor are loaded by
+   scores, groups reduced; what is no element of the row gets the highest number, which is no score's key.
+3. `count_bests`: the best of each group of keys (one of each of the thread's vectors, so that neighbours are in
+   different groups) is counted by its first 11 bits. The bin of the k-th best of them ends at the bound. Left out
+   where a thread has one vector, or where k is not small against the number of groups.
+4. `count_near`: keys up to the bound are counted in 2,048 bins, of a key each (16 bits) or of 2^11 (f32), the worst at
+   the bound, all that is better than the bins in the first.
+5. `narrow`: more counts, while the k-th best's bin holds more than 32 keys that are not equal. Up to 32 are gathered
+   and compared by every warp (`gather`, `find_few`).
+6. `take_any`: each warp reserves places with one atomic. Or, where order or ties matter, `take`: in the order of the
+   row, by prefix sums over lanes and warps. Either way elements go into a list in shared memory, which `sort_list`
+   sorts for order "value", and `write_plain` or `write_row` (values, transforms, int64) writes side by side.
+
+Threads. With T threads and V vectors each (16 bytes, 8 or 4 scores), vector v of a row belongs to
+
+    any order       |thread 0: v = 0|thread 1: 1| .. |T - 1|    then T, T + 1, ...: thread v mod T
+    index order     |warp 0: v = 0 .. 32 R - 1|warp 1: 32 R ..|  R = rounds that the bound of the lengths needs;
+                     lane = v mod 32, so that (warp, round, lane, score) is the order of the row
+
+`find`. Each warp scans its part of the bins and adds its sum to what every later part has before it; after a barrier
+each warp finds the part and the bin by two votes. It clears the other buffer of bins meanwhile, which nobody has read
+since the barrier.
+
+Shared memory, 35 to 86 KiB: two buffers of 2,048 bins 16 KiB | what the bins of each thread have before them, 4 bytes a
+thread | what each warp's part has before it, for each of 8 counts, 1 KiB | places, few keys | the list: up to 8,192
+entries of 4 bytes, of 8 for f32.
+
+Barriers. One when the bins are cleared, two a count, one for the last few keys, one for the list, and in index order
+one for the warps' counts.
+
+Cost. One launch, no scratch memory. Bytes: the row once. Floor of a CTA of 1,024 threads that reads 64 KiB, on an H200:
+1.5 us for 1 row, 2.1 us for 64.
+
+Limits. sm_80 and up; rows of up to 33,792 scores (`small`: 4,608); k <= 8,192, or rows that have no more elements.
+
+Source: Strata, pull request 512 (`block_topk_reg_kernel`: keys in registers, dispatch by the active bound), and its
+original `block_topk_kernel` of 256 threads, which is `small` here. Different: the bound from groups of keys, 16-byte
+loads, one histogram, any dtype.
+"""
+
+# mypy: ignore-errors
+
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Uint32, const_expr
+
+from ._cute_rows import Row, SelectArguments
+from .radix_register_digits import Range
+from .radix_register_layout import Memory, Place, Shared
+from .radix_register_list import List
+
+ANY = 1  # bit of `path`: order and ties are "any"
+
+
+class RadixRegister(List):
+    """The kernel for one dtype and one number of threads and of vectors a thread."""
+
+    WIDE_ARGUMENTS = 14
+    NARROW_ARGUMENTS = 12
+
+    @cute.jit
+    def __call__(
+        self,
+        input: Int64,
+        row_stride: Int64,
+        lengths: Int64,
+        max_length: Int64,
+        row_starts: Int64,
+        out_indices: Int64,
+        out_indices_stride: Int64,
+        out_values: Int64,
+        out_values_stride: Int64,
+        row_offsets: Int64,
+        page_table: Int64,
+        table_stride: Int64,
+        row_to_table: Int64,
+        table_starts: Int64,
+        width: Int32,
+        k: Int32,
+        next_n: Int32,
+        group_shift: Int32,
+        flags: Int32,
+        tables: Int32,
+        entries: Int32,
+        page_shift: Int32,
+        rows: Int32,
+        path: Int32,
+        bound: Int32,
+        dependent: Int32,
+        stream: cuda.CUstream,
+    ):
+        """Launches one CTA a row.
+
+        The arguments are `SelectArguments`, then `rows`, `path` (bit ANY), `bound` (the most members of a row), whether
+        the grid may start before the one before it in the stream has ended (programmatic dependent launch; sm_90 and
+        up), and the stream.
+        """
+        self.kernel(
+            input,
+            row_stride,
+            lengths,
+            max_length,
+            row_starts,
+            out_indices,
+            out_indices_stride,
+            out_values,
+            out_values_stride,
+            row_offsets,
+            page_table,
+            table_stride,
+            row_to_table,
+            table_starts,
+            width,
+            k,
+            next_n,
+            group_shift,
+            flags,
+            tables,
+            entries,
+            page_shift,
+            path,
+            bound,
+        ).launch(
+            grid=[rows, 1, 1],
+            block=[self.threads, 1, 1],
+            stream=stream,
+            use_pdl=dependent if const_expr(self.recent) else False,
+            min_blocks_per_mp=self.residents,
+            hint_smem_base_uniform=False,
+            preferred_smem_carveout=-1,  # the driver's default; unset, the compiler would ask a device
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        input: Int64,
+        row_stride: Int64,
+        lengths: Int64,
+        max_length: Int64,
+        row_starts: Int64,
+        out_indices: Int64,
+        out_indices_stride: Int64,
+        out_values: Int64,
+        out_values_stride: Int64,
+        row_offsets: Int64,
+        page_table: Int64,
+        table_stride: Int64,
+        row_to_table: Int64,
+        table_starts: Int64,
+        width: Int32,
+        k: Int32,
+        next_n: Int32,
+        group_shift: Int32,
+        flags: Int32,
+        tables: Int32,
+        entries: Int32,
+        page_shift: Int32,
+        path: Int32,
+        bound: Int32,
+    ):
+        arguments = SelectArguments(
+            input,
+            row_stride,
+            lengths,
+            max_length,
+            row_starts,
+            out_indices,
+            out_indices_stride,
+            out_values,
+            out_values_stride,
+            row_offsets,
+            page_table,
+            table_stride,
+            row_to_table,
+            table_starts,
+            width,
+            k,
+            next_n,
+            group_shift,
+            flags,
+            tables,
+            entries,
+            page_shift,
+        )
+        row_index, _, _ = cute.arch.block_idx()
+        tid, _, _ = cute.arch.thread_idx()
+        any_ = (path & Int32(ANY)) != Int32(0)
+        if const_expr(self.recent):
+            cute.arch.griddepcontrol_wait()
+        memory = self.find_memory(arguments, row_index, bound)
+        short = (bound + ((Int32(1) << group_shift) - 1)) >> group_shift <= k
+        place = self.find_place(tid, memory, not any_ or short)
+        loaded = self.load(memory, place)
+        shared = self.start(tid)
+        row = self.find_window(arguments, row_index, bound, memory)
+        candidates = row.count - row.pinned
+        room = arguments.k - row.pinned
+        keyed = row.by_value
+        if const_expr(self.grouped):
+            keyed = keyed or arguments.out_values != Int64(0)
+        whole = candidates <= room and not (row.drop or keyed)  # nothing to find out: elements 0 .. candidates - 1
+        plain = self.is_plain(arguments)
+        taken = candidates
+        if not whole:
+            taken = Int32(0)
+            if room > Int32(0) and candidates > Int32(0):
+                loose = any_ and candidates > room and not (row.drop or keyed)
+                taken = self.select(arguments, row, shared, memory, place, loaded, loose, keyed)
+        if plain:
+            self.write_plain(arguments, row, row_index, shared, tid, taken, whole, keyed)
+        else:
+            self.write_row(arguments, row, row_index, shared, tid, taken, whole, keyed)
+
+    @cute.jit
+    def select(
+        self,
+        arguments,
+        row: Row,
+        shared: Shared,
+        memory: Memory,
+        place: Place,
+        loaded,
+        loose: Boolean,
+        keyed: Boolean,
+    ) -> Int32:
+        """Puts the best of the row into the list; returns how many were taken (dropped ones are not).
+
+        Args:
+            arguments: `SelectArguments`.
+            row: the row.
+            shared: shared memory.
+            memory: where the row's vectors are.
+            place: this thread.
+            loaded: its vectors.
+            loose: any order does.
+            keyed: keys are listed too.
+        """
+        candidates = row.count - row.pinned
+        room = arguments.k - row.pinned
+        grid = self.lay_out(arguments, row)
+        keys = self.keys_of(grid, memory, place, loaded, row.largest)
+        cute.arch.sync_threads()
+        if const_expr(self.recent):
+            cute.arch.griddepcontrol_launch_dependents()
+        found = Range(Uint32(0), Uint32(self.none - 1), candidates, candidates)
+        if candidates > room:
+            found = self.narrow(shared, place, grid, keys, room, candidates)
+        cut = self.cut(row, found)
+        taken = room
+        if loose:
+            self.take_any(shared, place, grid, keys, cut, room - cut.need)
+        else:
+            taken = self.take(shared, place, grid, keys, cut, keyed)
+            if row.by_value:
+                self.sort_list(shared, place, taken)
+        return taken

@@ -1,0 +1,111 @@
+"""The `radix_register` kernel's own PTX, run by the interpreter in `ptx`, against the oracle; no GPU is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.case import Case
+from tests.conformance.backends import Backend
+from tests.conformance.directed import directed, ints, rows_of
+from tests.kernels import ptx
+from tests.kernels.emulated_memory import bytes_of, place
+from tests.kernels.test_radix_wide_emulated import POINTERS, Emulated
+from topkd.kernels._cute_compile import compile_kernel, installed
+from topkd.kernels._cute_launch import launch_arguments
+from topkd.kernels._family import Job
+from topkd.kernels.radix_register import ANY, RadixRegisterFamily, Variant, facts_of
+
+pytestmark = [
+    pytest.mark.skipif(not installed(), reason="needs nvidia-cutlass-dsl"),
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("default"),
+]
+
+SHARED = 84 * 1024
+FAMILY = RadixRegisterFamily()
+
+
+class Registers(Emulated):
+    """`select_topk` by the interpreted kernel, on CPU tensors."""
+
+    def __init__(self, folder: Path, arch: str = "sm_90a") -> None:
+        super().__init__(folder, arch)
+        self.parsed: dict[Variant, ptx.Kernel] = {}
+
+    def _parsed(self, variant: Variant) -> ptx.Kernel:
+        if variant not in self.parsed:
+            folder = self.folder / "-".join(map(str, (*facts_of(variant), variant.arch)))
+            folder.mkdir(parents=True)
+            options = f"--keep-ptx --dump-dir {folder}"
+            compile_kernel("radix_register_kernel", "RadixRegister", facts_of(variant), variant.arch, options)
+            (text,) = folder.glob("*.ptx")
+            self.parsed[variant] = ptx.parse(text.read_text())
+        return self.parsed[variant]
+
+    def _run(self, job: Job) -> None:
+        request = job.request
+        assert FAMILY.unmet_shape(request) is None
+        variant = FAMILY.variant_on(request, self.arch)
+        memory = ptx.GlobalMemory()
+        *arguments, rows = launch_arguments(job)
+        places = {}
+        tensors = [request.lengths, request.row_starts, request.row_offsets, request.page_table]
+        tensors += [request.row_to_table, request.table_starts, request.input, job.indices, job.values]
+        for tensor in tensors:
+            if tensor is not None and tensor.numel():
+                places[tensor.data_ptr()] = place(memory, tensor, tensor is job.indices or tensor is job.values)
+        for at in POINTERS:
+            arguments[at] = places.get(arguments[at], arguments[at])
+        path = ANY if request.order == "any" and request.ties == "any" else 0
+        cta = ptx.Cta(
+            self._parsed(variant), memory, [*arguments, path, request.length_bound], variant.shape.threads, SHARED
+        )
+        for row in range(rows):
+            cta.run(row)
+        for output in (job.indices, job.values):
+            if output is not None:
+                whole = bytes_of(output)
+                start = places[output.data_ptr()] - (output.data_ptr() - whole.data_ptr())
+                whole.numpy()[:] = memory.get(start, np.uint8, whole.numel())
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Backend:
+    return Backend("emulated", Registers(tmp_path_factory.mktemp("ptx")))
+
+
+SMALL = {name: case for name, case in directed().items() if case.rows * case.width <= 3000 and case.k <= 4096}
+
+
+@pytest.mark.parametrize("name", list(SMALL)[::6])
+def test_directed(emulated: Backend, name: str) -> None:
+    emulated.run(SMALL[name])
+
+
+def large() -> Iterator[tuple[str, Case]]:
+    """Every kind of row in both orders, unaligned windows, and rows that need each way to count."""
+    kinds = ("plateau", "high-bits", "one-bin", "equal", "descending", "any-bits", "nan", "near-one", "specials")
+    for i, kind in enumerate(kinds):
+        for dtype in ("bfloat16", "float32"):
+            options: dict[str, Any] = {"dtype": dtype, "values": True, "largest": i % 3 != 2}
+            yield f"{kind}-{dtype}", rows_of(kind, 1, 4096 + 4096 * (i % 2), 300 + i, **options)
+            yield f"{kind}-{dtype}-index", rows_of(kind, 1, 4090, 1000, order="index", ties="highest", **options)
+    for k in (1, 2047, 2048, 2049, 4095, 4096):
+        yield f"k-{k}", rows_of("near-one", 1, 4096, k)
+    starts = {"row_starts": ints(3), "lengths": ints(4000)}
+    yield "window", rows_of("any-bits", 1, 4096, 500, **starts)
+    yield "window-f32", rows_of("any-bits", 1, 4095, 500, dtype="float32", order="value", values=True, **starts)
+    yield "groups", rows_of("any-bits", 1, 8000, 100, group=8, values=True, pin_newest=True, **starts)
+
+
+LARGE = dict(large())
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large(emulated: Backend, name: str) -> None:
+    emulated.run(LARGE[name])
