@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from topkd._aclient import AsyncClient, AsyncPlan
     from topkd._client import Client, Plan
     from topkd._region import Region
+    from topkd._stream import Pending, SelectStream
     from topkd._types import (
         Backend,
         Device,
@@ -72,6 +73,7 @@ __all__ = [
     "KernelFamily",
     "Limits",
     "NotFoundError",
+    "Pending",
     "PermissionDeniedError",
     "Plan",
     "ProtocolError",
@@ -79,6 +81,7 @@ __all__ = [
     "RegionError",
     "ResourceExhaustedError",
     "SelectResult",
+    "SelectStream",
     "Selection",
     "ServerError",
     "ServerInfo",
@@ -94,6 +97,7 @@ _MODULES = {
     "topkd._aclient": ("AsyncClient", "AsyncPlan"),
     "topkd._client": ("Client", "Plan"),
     "topkd._region": ("Region",),
+    "topkd._stream": ("Pending", "SelectStream"),
     "topkd._types": (
         "Backend",
         "Device",

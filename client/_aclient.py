@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
     from topkd._region import Region
-    from topkd._types import Array, MergeOptions, SelectOptions, ServerInfo
+    from topkd._types import Array, MergeOptions, SelectOptions, ServerInfo, Wait
 
 __all__ = ["AsyncClient", "AsyncPlan"]
 
@@ -72,20 +72,22 @@ class AsyncClient(ClientBase):
         k: int,
         *,
         timeout: float | None = None,
+        wait: Wait = "stream",
         **options: Unpack[SelectOptions],
     ) -> SelectResult:
         """Selects the k best of each row on the server. See `Client.select_topk`."""
-        return (await _flows.adrive(_flows.select(self._core, (Selection(input, k, **options),), timeout)))[0]
+        return (await _flows.adrive(_flows.select(self._core, (Selection(input, k, **options),), timeout, wait)))[0]
 
     async def select_topk_batch(
         self,
         selections: Iterable[Selection | AsyncPlan],
         *,
         timeout: float | None = None,
+        wait: Wait = "stream",
     ) -> list[SelectResult]:
         """Does several selections in one call. See `Client.select_topk_batch`."""
         entries = [entry if isinstance(entry, Selection) else entry._state for entry in selections]
-        return await _flows.adrive(_flows.select(self._core, entries, timeout))
+        return await _flows.adrive(_flows.select(self._core, entries, timeout, wait))
 
     async def plan(
         self,
@@ -127,9 +129,9 @@ class AsyncClient(ClientBase):
 class AsyncPlan(PlanBase):
     """A selection whose arguments are fixed. Made by `AsyncClient.plan`; usable as an asynchronous context manager."""
 
-    async def run(self, *, timeout: float | None = None) -> SelectResult:
+    async def run(self, *, timeout: float | None = None, wait: Wait = "stream") -> SelectResult:
         """Selects from what the tensors hold now, into the plan's outputs. See `Plan.run`."""
-        return (await _flows.adrive(_flows.select(self._core, (self._state,), timeout)))[0]
+        return (await _flows.adrive(_flows.select(self._core, (self._state,), timeout, wait)))[0]
 
     __call__ = run
 

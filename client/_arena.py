@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from topkd._regions import Record
+    from topkd._session import Session
 
-__all__ = ["Arena", "Lease", "NeedMemory", "Slot", "Stale", "size_class", "tensor_over"]
+__all__ = ["Arena", "Lease", "NeedMemory", "Slot", "Stale", "size_class", "take_over", "tensor_over"]
 
 SMALL: Final = 1 << 20
 """Largest slot that is cut from a chunk, in bytes."""
@@ -48,15 +49,30 @@ class NeedMemory(Stale):
 
 
 class Slot:
-    """A piece of a record. `give_back` is where it goes when its lease is gone."""
+    """A piece of a record.
 
-    __slots__ = ("address", "give_back", "record", "size")
+    Attributes:
+        give_back: Where it goes when its lease is gone.
+        stream: The CUDA stream for which it was taken last: work on it may still use the memory. None on the host.
+    """
+
+    __slots__ = ("address", "give_back", "record", "size", "stream")
 
     def __init__(self, record: Record, offset: int, size: int, give_back: Callable[[Slot], None]) -> None:
         self.record = record
         self.address = record.memory.address + offset
         self.size = size
         self.give_back = give_back
+        self.stream: Any = None
+
+
+def take_over(slot: Slot, stream: Any, session: Session) -> None:
+    """Makes a stream wait for what may still use a slot of device memory: its stream of before, and accepted calls."""
+    if slot.stream is not None and slot.stream != stream:
+        stream.wait_stream(slot.stream)
+    slot.stream = stream
+    if session.timeline is not None:
+        session.timeline.join(stream)
 
 
 class Lease:

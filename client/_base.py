@@ -28,6 +28,7 @@ class ClientBase:
         name: str | None = None,
         timeout: float = 30.0,
         attach_timeout: float = 20.0,
+        ready_timeout: float = 1.0,
         on_unavailable: Literal["raise", "local"] = "raise",
         token: str | None = None,
         tls: TlsOptions | bool | None = None,
@@ -43,6 +44,9 @@ class ClientBase:
             timeout: Seconds that a call may take, unless it says otherwise.
             attach_timeout: Seconds within which a call tries to find a server, at the first call and after a loss.
                 A server may take some to start a worker.
+            ready_timeout: Seconds that a CUDA stream may take to come to a selection that is ordered on it, from the
+                moment at which the server has accepted it or has ended the one before. Later than that it is given up;
+                `check` and the next call raise then.
             on_unavailable: What calls do while no server is there: "raise", or "local": select by `topkd.kernels` in
                 this process (needs torch).
             token: The server's attach token, for TCP.
@@ -52,11 +56,14 @@ class ClientBase:
             ArgumentTypeError: An option of a wrong type.
             ArgumentValueError: An option that cannot be.
         """
-        check_options(target, timeout, attach_timeout, on_unavailable)
+        check_options(target, timeout, attach_timeout, ready_timeout, on_unavailable)
         security = check_security(target, token, tls)
         seconds = float(timeout), float(attach_timeout)
         name = name or f"pid {os.getpid()}"
-        options = Options(target, _device_uuid(device), name, *seconds, on_unavailable == "local", token, security)
+        local = on_unavailable == "local"
+        options = Options(
+            target, _device_uuid(device), name, *seconds, local, float(ready_timeout), token=token, tls=security
+        )
         self._core = Core(options)
         self._finalizer = weakref.finalize(self, self._core.close)
 
@@ -71,6 +78,18 @@ class ClientBase:
         """Whether a session is open as far as the client knows."""
         session = self._core.session
         return session is not None and not session.lost
+
+    def check(self) -> None:
+        """Raises if a selection that was ordered on a CUDA stream has failed after it was accepted. Does not wait.
+
+        Looks at those that are over: synchronise the stream first. A failure is raised once, here or by the next call.
+
+        Raises:
+            DeadlineExceededError: The stream did not come to it within `ready_timeout`; outputs are untouched.
+            KernelError: The kernel failed.
+            SessionLostError: The session ended first; outputs are unspecified.
+        """
+        self._core.raise_ordered()
 
     def __repr__(self) -> str:
         return f"<topkd.{type(self).__name__} of {self.target}, {'attached' if self.attached else 'not attached'}>"

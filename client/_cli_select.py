@@ -198,7 +198,7 @@ def _select_there(args: argparse.Namespace, rows: _Rows, options: dict[str, Any]
         backend = client.info().device.backend.value
         scores, options = _on_device(rows, options, "cuda") if _has_cuda(backend) else (_on_host(rows), options)
         started = time.perf_counter()
-        result = client.select_topk(scores, args.k, **options)
+        result = client.select_topk(scores, args.k, wait="host", **options)
         took = time.perf_counter() - started
         indices = result.indices if isinstance(result.indices, np.ndarray) else result.indices.cpu().numpy()
         values = None if result.values is None else _to_floats(result.values)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from topkd import _arrays, _empty, _flows, _region
 from topkd._base import ClientBase, PlanBase
+from topkd._stream import SelectStream
 from topkd._types import Merge, Selection, SelectResult
 from topkd.errors import UnavailableError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
     from topkd._region import Region
-    from topkd._types import Array, MergeOptions, SelectOptions, ServerInfo
+    from topkd._types import Array, MergeOptions, SelectOptions, ServerInfo, Wait
 
 __all__ = ["Client", "Plan"]
 
@@ -99,17 +100,26 @@ class Client(ClientBase):
         )
 
     def select_topk(
-        self, input: Array, k: int, *, timeout: float | None = None, **options: Unpack[SelectOptions]
+        self,
+        input: Array,
+        k: int,
+        *,
+        timeout: float | None = None,
+        wait: Wait = "stream",
+        **options: Unpack[SelectOptions],
     ) -> SelectResult:
-        """Selects the k best of each row on the server. Waits for the result.
+        """Selects the k best of each row on the server.
 
-        Arrays outside session memory are copied there first, outputs outside of it afterwards. Results live in session
-        memory that is reused once they are gone. CUDA tensors: their current stream is waited for before sending.
+        CPU arrays: waits for the result. CUDA tensors: the selection is ordered on their device's current stream like a
+        kernel, and the call returns when the server has accepted it, without waiting for the stream; `check` says
+        whether it failed later. Arrays outside session memory are copied there first, outputs outside of it afterwards.
+        Results live in session memory that is reused once they are gone.
 
         Args:
             input: Scores (rows, width): bfloat16, float16 or float32.
             k: Elements selected a row, 1 .. 2^20.
             timeout: Seconds; None for the client's.
+            wait: "stream", or "host": wait for the stream first, then for the result, CUDA tensors or not.
             **options: As `topkd.kernels.select_topk` takes them; see `Selection`.
 
         Raises:
@@ -125,10 +135,10 @@ class Client(ClientBase):
             [[ 1  2]
              [ 0 -1]]
         """
-        return _flows.drive(_flows.select(self._core, (Selection(input, k, **options),), timeout))[0]
+        return _flows.drive(_flows.select(self._core, (Selection(input, k, **options),), timeout, wait))[0]
 
     def select_topk_batch(
-        self, selections: Iterable[Selection | Plan], *, timeout: float | None = None
+        self, selections: Iterable[Selection | Plan], *, timeout: float | None = None, wait: Wait = "stream"
     ) -> list[SelectResult]:
         """Does several selections in one call; plans may be among them. All are checked before any runs.
 
@@ -142,7 +152,7 @@ class Client(ClientBase):
             [[[3], [3]], [[0], [0]]]
         """
         entries = [entry if isinstance(entry, Selection) else entry._state for entry in selections]
-        return _flows.drive(_flows.select(self._core, entries, timeout))
+        return _flows.drive(_flows.select(self._core, entries, timeout, wait))
 
     def plan(self, input: Array, k: int, *, timeout: float | None = None, **options: Unpack[SelectOptions]) -> Plan:
         """Fixes a selection's arguments once: checked, its kernel chosen and warmed. Its runs then send a number.
@@ -167,6 +177,21 @@ class Client(ClientBase):
         """
         state = _flows.drive(_flows.make_plan(self._core, Selection(input, k, **options), timeout))
         return Plan(self._core, state)
+
+    def stream(self) -> SelectStream:
+        """Returns an open stream for selections: a call over it costs a thread about half, and many may be under way.
+
+        It connects with its first call. Close it, or use it as a context manager.
+
+        Example:
+            >>> scores = client.empty((1, 4), "float32")
+            >>> scores[:] = [[3, 1, 4, 1]]
+            >>> with client.stream() as stream:
+            ...     pending = [stream.submit([topkd.Selection(scores, k)]) for k in (1, 2)]
+            ...     [one.result()[0].indices.tolist() for one in pending]
+            [[[2]], [[2, 0]]]
+        """
+        return SelectStream(self._core)
 
     def merge_topk(
         self, values: Array, indices: Array, k: int, *, timeout: float | None = None, **options: Unpack[MergeOptions]
@@ -207,13 +232,13 @@ class Client(ClientBase):
 class Plan(PlanBase):
     """A selection whose arguments are fixed. Made by `Client.plan`; usable as a context manager."""
 
-    def run(self, *, timeout: float | None = None) -> SelectResult:
-        """Selects from what the tensors hold now, into the plan's outputs. Waits for the result.
+    def run(self, *, timeout: float | None = None, wait: Wait = "stream") -> SelectResult:
+        """Selects from what the tensors hold now, into the plan's outputs. Ordered and waited for as `select_topk`.
 
         Raises:
             TopkdError: As `Client.select_topk`.
         """
-        return _flows.drive(_flows.select(self._core, (self._state,), timeout))[0]
+        return _flows.drive(_flows.select(self._core, (self._state,), timeout, wait))[0]
 
     __call__ = run
 

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from topkd import _session
@@ -21,10 +22,11 @@ from topkd.v1 import control_pb2
 
 if TYPE_CHECKING:
     from topkd._session import Session
+    from topkd.errors import TopkdError
 
 __all__ = ["Core", "target_directory"]
 
-PROTOCOL_REVISION: Final = 1
+PROTOCOL_REVISION: Final = 2
 
 _cores: weakref.WeakSet[Core] = weakref.WeakSet()
 
@@ -47,6 +49,7 @@ class Core(Pool):
         self._was_attached = False
         self._failures = 0
         self._not_before = 0.0
+        self._ordered_errors: deque[TopkdError] = deque(maxlen=16)
         _cores.add(self)
 
     def live(self) -> Session | None:
@@ -61,6 +64,16 @@ class Core(Pool):
             return session
         self.check_usable()
         return None
+
+    def raise_ordered(self) -> None:
+        """Raises the error of a call that was ordered on a stream and failed after it had been accepted, once."""
+        session = self.session
+        timeline = None if session is None else session.timeline
+        error = None if timeline is None else timeline.failure()
+        if error is None and self._ordered_errors:
+            error = self._ordered_errors.popleft()
+        if error is not None:
+            raise error
 
     def check_usable(self) -> None:
         """Raises if the client is closed or was made before a fork."""
@@ -139,6 +152,7 @@ class Core(Pool):
             reattach=self._was_attached,
         )
         session = self._open(request, timeout)
+        session.order_calls(self.options, self._ordered_errors.append)
         try:
             with self.memory_lock:
                 self.restore(session)

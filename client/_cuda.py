@@ -1,7 +1,7 @@
 """Device memory that a server can map: allocations of the client's own, and allocations that hold a user's tensor.
 
-The only module that imports `cuda.bindings`, and only when the first of its functions is called. Every function leaves
-the calling thread's current device as it was.
+Imports `cuda.bindings` when the first of its functions is called. Every function leaves the calling thread's current
+device as it was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topkd.v1 import selection_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["CudaMemory", "ForeignMemory", "current_device", "device_uuid", "ordinal_of"]
+__all__ = ["CudaMemory", "ForeignMemory", "checked", "current_device", "device_uuid", "on_device", "ordinal_of"]
 
 GRANULE: Final = 2 << 20
 """Only whole multiples of 2 MiB have an allocation, and so a handle, of their own."""
@@ -37,7 +37,7 @@ def _bindings() -> Any:
     return runtime
 
 
-def _checked(doing: str, result: tuple[Any, ...]) -> Any:
+def checked(doing: str, result: tuple[Any, ...]) -> Any:
     """Returns a runtime call's values, or raises."""
     error, *values = result
     if int(error):
@@ -46,25 +46,26 @@ def _checked(doing: str, result: tuple[Any, ...]) -> Any:
 
 
 @contextlib.contextmanager
-def _on_device(ordinal: int) -> Iterator[Any]:
+def on_device(ordinal: int) -> Iterator[Any]:
+    """Makes a device current for the block, in which a capture of another thread is left alone; gives the runtime."""
     runtime = _bindings()
-    before = _checked("cudaGetDevice", runtime.cudaGetDevice())
-    _checked(f"cudaSetDevice({ordinal})", runtime.cudaSetDevice(ordinal))
+    before = checked("cudaGetDevice", runtime.cudaGetDevice())
+    checked(f"cudaSetDevice({ordinal})", runtime.cudaSetDevice(ordinal))
     # torch captures graphs in the mode "global", which a cudaMalloc or cudaFree of any other thread would break.
     relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
-    mode = _checked("cudaThreadExchangeStreamCaptureMode", runtime.cudaThreadExchangeStreamCaptureMode(relaxed))
+    mode = checked("cudaThreadExchangeStreamCaptureMode", runtime.cudaThreadExchangeStreamCaptureMode(relaxed))
     try:
         yield runtime
     finally:
         runtime.cudaThreadExchangeStreamCaptureMode(mode)
         if before != ordinal:
-            _checked(f"cudaSetDevice({before})", runtime.cudaSetDevice(before))
+            checked(f"cudaSetDevice({before})", runtime.cudaSetDevice(before))
 
 
 def device_uuid(ordinal: int) -> str:
     """Returns the UUID of a device as nvidia-smi writes it, "GPU-..."."""
     if ordinal not in _uuids:
-        properties = _checked("cudaGetDeviceProperties", _bindings().cudaGetDeviceProperties(ordinal))
+        properties = checked("cudaGetDeviceProperties", _bindings().cudaGetDeviceProperties(ordinal))
         text = bytes(properties.uuid.bytes)[:16].hex()
         _uuids[ordinal] = f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
     return _uuids[ordinal]
@@ -72,7 +73,7 @@ def device_uuid(ordinal: int) -> str:
 
 def current_device() -> int:
     """Returns the calling thread's current device."""
-    return int(_checked("cudaGetDevice", _bindings().cudaGetDevice()))
+    return int(checked("cudaGetDevice", _bindings().cudaGetDevice()))
 
 
 def ordinal_of(uuid: str) -> int:
@@ -81,7 +82,7 @@ def ordinal_of(uuid: str) -> int:
     Raises:
         RegionError: The process does not see it, or cuda-bindings is not installed.
     """
-    count = _checked("cudaGetDeviceCount", _bindings().cudaGetDeviceCount())
+    count = checked("cudaGetDeviceCount", _bindings().cudaGetDeviceCount())
     for ordinal in range(count):
         if device_uuid(ordinal) == uuid:
             return ordinal
@@ -90,8 +91,8 @@ def ordinal_of(uuid: str) -> int:
 
 
 def _ipc_handle(address: int, ordinal: int) -> bytes:
-    with _on_device(ordinal) as runtime:
-        handle = _checked("cudaIpcGetMemHandle", runtime.cudaIpcGetMemHandle(address))
+    with on_device(ordinal) as runtime:
+        handle = checked("cudaIpcGetMemHandle", runtime.cudaIpcGetMemHandle(address))
     return ctypes.string_at(int(handle.getPtr()), _HANDLE_BYTES)
 
 
@@ -115,7 +116,7 @@ class _Freer:
     def _run(self) -> None:
         while True:
             address, ordinal = self._queue.get()
-            with contextlib.suppress(RegionError), _on_device(ordinal) as runtime:
+            with contextlib.suppress(RegionError), on_device(ordinal) as runtime:
                 runtime.cudaFree(address)
 
 
@@ -138,8 +139,8 @@ class CudaMemory:
         self.device = ordinal
         self.size = -(-size // GRANULE) * GRANULE
         _freer.start()
-        with _on_device(ordinal) as runtime:
-            self.address = int(_checked(f"cudaMalloc of {self.size:,} bytes", runtime.cudaMalloc(self.size)))
+        with on_device(ordinal) as runtime:
+            self.address = int(checked(f"cudaMalloc of {self.size:,} bytes", runtime.cudaMalloc(self.size)))
         self.share_message = _share(self.address, self.size, ordinal)
 
     def __del__(self) -> None:
@@ -180,8 +181,8 @@ class ForeignMemory:
 def _allocation_of(address: int, ordinal: int) -> tuple[int, int]:
     from cuda.bindings import driver
 
-    with _on_device(ordinal):
-        base, size = _checked("cuMemGetAddressRange", driver.cuMemGetAddressRange(address))
+    with on_device(ordinal):
+        base, size = checked("cuMemGetAddressRange", driver.cuMemGetAddressRange(address))
     return int(base), int(size)
 
 

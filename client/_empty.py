@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import operator
 from typing import TYPE_CHECKING, Any
 
 from topkd import _arrays
-from topkd._arena import SMALL, NeedMemory, Slot, tensor_over
+from topkd._arena import SMALL, NeedMemory, Slot, take_over, tensor_over
 from topkd._arrays import HOST
 from topkd.errors import ArgumentTypeError, ArgumentValueError, ResourceExhaustedError
 
@@ -42,10 +43,16 @@ def empty(core: Core, shape: tuple[int, ...], dtype: Dtype, session: Session) ->
             argument="dtype",
         )
     if device == HOST and dtype.library == "torch":
-        import torch  # noqa: F401 - its dtype was given: it is loaded
+        importlib.import_module("torch")  # its dtype was given: it is loaded
     library = dtype.library or "numpy"
     nbytes = math.prod(shape) * _arrays.itemsize(dtype.code)
-    return tensor_over(_slot(core, session, nbytes), dtype.code, shape, library)
+    slot = _slot(core, session, nbytes)
+    if device != HOST:
+        import torch
+
+        if not torch.cuda.is_current_stream_capturing():
+            take_over(slot, torch.cuda.current_stream(device), session)
+    return tensor_over(slot, dtype.code, shape, library)
 
 
 def _slot(core: Core, session: Session, nbytes: int) -> Slot:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import grpc
 
 from topkd import _codec, _local
 from topkd._arena import NeedMemory, Stale
-from topkd._options import Deadline, backoff
+from topkd._options import Deadline, backoff, check_wait
 from topkd._plan import PlanState
 from topkd._prepare import Prepared, prepare_merges, prepare_selections
+from topkd._status import CallFailedError
 from topkd.errors import (
     DeadlineExceededError,
     ProtocolError,
@@ -31,9 +32,22 @@ if TYPE_CHECKING:
 
     from topkd._core import Core
     from topkd._session import Session
+    from topkd._timeline import Ticket
     from topkd._types import Merge, Selection, SelectResult, ServerInfo
 
-__all__ = ["Blocking", "Rpc", "Sleep", "adrive", "blocking", "drive", "info", "make_plan", "merge", "select"]
+__all__ = [
+    "Blocking",
+    "Rpc",
+    "Sleep",
+    "adrive",
+    "blocking",
+    "drive",
+    "drive_to",
+    "info",
+    "make_plan",
+    "merge",
+    "select",
+]
 
 _T = TypeVar("_T")
 Flow: TypeAlias = "Generator[Step, Any, _T]"
@@ -111,13 +125,24 @@ class Blocking:
         return await asyncio.to_thread(self._function)
 
 
-Step: TypeAlias = "Rpc | Sleep | Blocking"
+class Step(Protocol):
+    """Something that waits."""
+
+    def run(self) -> Any:
+        """Waits on this thread."""
+
+    async def arun(self) -> Any:
+        """Awaits."""
 
 
-def drive(flow: Flow[_T]) -> _T:
-    """Runs a flow on this thread."""
+Send: TypeAlias = "Callable[[Session, Any, float], Step]"
+"""Makes the step that sends a request with a time-out."""
+
+
+def drive(flow: Flow[_T], step: Step | None = None) -> _T:
+    """Runs a flow on this thread, from its beginning or from a step at which it stands."""
     try:
-        step = flow.send(None)
+        step = step or flow.send(None)
         while True:
             try:
                 outcome = step.run()
@@ -128,6 +153,28 @@ def drive(flow: Flow[_T]) -> _T:
     except StopIteration as end:
         value: _T = end.value
         return value
+
+
+def drive_to(flow: Flow[_T], kind: Any) -> tuple[Any, _T | None]:
+    """Runs a flow on this thread until it stands at a step of a kind, which is begun.
+
+    Returns:
+        The step and None, or None and the flow's value if it ended before.
+    """
+    try:
+        step: Any = flow.send(None)
+        while True:
+            try:
+                if isinstance(step, kind):
+                    step.begin()
+                    return step, None
+                outcome = step.run()
+            except BaseException as error:  # noqa: BLE001 - the flow's to handle
+                step = flow.throw(error)
+            else:
+                step = flow.send(outcome)
+    except StopIteration as end:
+        return None, end.value
 
 
 async def adrive(flow: Flow[_T]) -> _T:
@@ -149,10 +196,32 @@ async def adrive(flow: Flow[_T]) -> _T:
 _RETRIED: Final = "QUEUE_FULL"
 
 
+def _begin(session: Session, method: str, prepared: Prepared, host: bool) -> Ticket | None:
+    """Orders a call on its stream, if it can be: else the stream is waited for, and the reply tells of the end."""
+    if host or method != "select_topk" or session.timeline is None or prepared.stream is None or prepared.carried:
+        return None
+    return session.timeline.begin(prepared.stream)
+
+
+def _drop(session: Session, ticket: Ticket | None) -> None:
+    if ticket is not None and session.timeline is not None:
+        session.timeline.dropped(ticket)
+
+
 def _call(
-    core: Core, method: str, prepare: Callable[[Session, bool], Prepared], timeout: float | None
+    core: Core,
+    method: str,
+    prepare: Callable[[Session, bool], Prepared],
+    timeout: float | None,
+    *,
+    host: bool = True,
+    send: Send | None = None,
 ) -> Flow[tuple[Prepared, Any]]:
-    """Attaches if need be, prepares, sends; sends again only what the server has refused to queue."""
+    """Attaches if need be, prepares, sends; sends again only what the server has refused to queue.
+
+    Unless `host`, a call with CUDA tensors is ordered on their stream, and returns when the server has accepted it.
+    `send` makes the step that sends, instead of a unary call.
+    """
     deadline = Deadline(core.options.timeout if timeout is None else timeout)
     may_grow = True
     attempt = 0
@@ -169,17 +238,26 @@ def _call(
             if not deadline.remaining():
                 raise DeadlineExceededError("the session kept changing until the call's deadline") from None
             continue
-        if prepared.stream is not None:
+        ticket = _begin(session, method, prepared, host)
+        if prepared.stream is not None and ticket is None:
             yield Blocking(prepared.stream.synchronize)
+        request = prepared.request if ticket is None else ticket.request(prepared.request)
         try:
-            reply = yield Rpc(getattr(session, method), prepared.request, deadline.remaining(), session.metadata)
-        except (grpc.RpcError, ValueError) as error:
+            if send is None:
+                reply = yield Rpc(getattr(session, method), request, deadline.remaining(), session.metadata)
+            else:
+                reply = yield send(session, request, deadline.remaining())
+        except (grpc.RpcError, ValueError, CallFailedError) as error:
+            _drop(session, ticket)
             pause = _pause_after(core, session, prepared, error, deadline, attempt)
         except BaseException:  # interrupted: the server may run it still
+            _drop(session, ticket)
             session.quarantine.append(prepared)
             raise
         else:
             session.quarantine.clear()
+            if ticket is not None and session.timeline is not None:
+                session.timeline.accepted(ticket)
             return prepared, reply
         yield Sleep(pause)
         attempt += 1
@@ -225,17 +303,24 @@ def blocking(core: Core, function: Callable[[Session], _T], timeout: float | Non
     return value
 
 
-def select(core: Core, selections: Sequence[Selection | PlanState], timeout: float | None) -> Flow[list[SelectResult]]:
+def select(
+    core: Core,
+    selections: Sequence[Selection | PlanState],
+    timeout: float | None,
+    wait: str,
+    send: Send | None = None,
+) -> Flow[list[SelectResult]]:
     """SelectTopK, or its local substitute."""
+    host = check_wait(wait)
     if not selections:
         return []
 
     def prepare(session: Session, may_grow: bool) -> Prepared:
         return prepare_selections(session, core.arena, selections, may_grow)
 
-    return (
-        yield from _served(core, "select_topk", prepare, partial(_local.select, selections), len(selections), timeout)
-    )
+    compute = partial(_local.select, selections)
+    call = partial(_call, core, "select_topk", prepare, timeout, host=host, send=send)
+    return (yield from _served(core, call, compute, len(selections)))
 
 
 def merge(core: Core, merges: Sequence[Merge], timeout: float | None) -> Flow[list[SelectResult]]:
@@ -244,20 +329,20 @@ def merge(core: Core, merges: Sequence[Merge], timeout: float | None) -> Flow[li
     def prepare(session: Session, may_grow: bool) -> Prepared:
         return prepare_merges(session, core.arena, merges, may_grow)
 
-    return (yield from _served(core, "merge_topk", prepare, partial(_local.merge, merges), len(merges), timeout))
+    call = partial(_call, core, "merge_topk", prepare, timeout)
+    return (yield from _served(core, call, partial(_local.merge, merges), len(merges)))
 
 
 def _served(
     core: Core,
-    method: str,
-    prepare: Callable[[Session, bool], Prepared],
+    call: Callable[[], Flow[tuple[Prepared, Any]]],
     compute: Callable[[], list[SelectResult]],
     count: int,
-    timeout: float | None,
 ) -> Flow[list[SelectResult]]:
     """Calls the server; computes here while none is there, if the client may. `count` is the number of entries."""
+    core.raise_ordered()
     try:
-        prepared, reply = yield from _call(core, method, prepare, timeout)
+        prepared, reply = yield from call()
     except UnavailableError:
         if not core.options.local:
             raise

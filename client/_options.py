@@ -18,6 +18,7 @@ __all__ = [
     "backoff",
     "check_options",
     "check_security",
+    "check_wait",
     "directory_of_device",
     "target_directory",
 ]
@@ -51,6 +52,7 @@ class Options:
     timeout: float
     attach_timeout: float
     local: bool
+    ready_timeout: float
     token: str | None = field(repr=False)
     tls: TlsOptions | None = field(repr=False)
 
@@ -91,11 +93,24 @@ def directory_of_device(directory: Path, device_uuid: str) -> Path:
     )
 
 
-def check_options(target: object, timeout: object, attach_timeout: object, on_unavailable: object) -> None:
+def check_wait(wait: object) -> bool:
+    """Says whether a call is to be complete on return; raises for another word than the two."""
+    if wait not in ("stream", "host"):
+        raise ArgumentValueError(f"wait is {wait!r}; allowed are 'stream', 'host'", argument="wait")
+    return wait == "host"
+
+
+def check_options(
+    target: object, timeout: object, attach_timeout: object, ready_timeout: object, on_unavailable: object
+) -> None:
     """Raises for options of a client that cannot be."""
     if target is not None and not isinstance(target, (str, os.PathLike)):
         raise ArgumentTypeError(f"target must be a path or str, not {type(target).__name__}", argument="target")
-    for name, value in (("timeout", timeout), ("attach_timeout", attach_timeout)):
+    for name, value in (
+        ("timeout", timeout),
+        ("attach_timeout", attach_timeout),
+        ("ready_timeout", ready_timeout),
+    ):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ArgumentTypeError(f"{name} must be seconds, not {value!r}", argument=name)
         if not value > 0:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from topkd import _arrays, _codec
-from topkd._arena import NeedMemory, Stale, tensor_over
+from topkd._arena import NeedMemory, Stale, take_over, tensor_over
 from topkd._arrays import HOST, View
 from topkd._output import check_given
 from topkd.errors import ArgumentValueError, CaptureError
@@ -37,16 +37,18 @@ class Prepared:
     Attributes:
         request: The message.
         outputs: What becomes of each entry's reply.
-        stream: The CUDA stream to wait for before sending, or None.
+        stream: The CUDA stream that the call belongs to, or None.
+        carried: Whether a tensor travels in the message or the reply.
         held: What must stay until the server has answered.
     """
 
-    __slots__ = ("held", "outputs", "request", "stream")
+    __slots__ = ("carried", "held", "outputs", "request", "stream")
 
     def __init__(self, request: Any) -> None:
         self.request = request
         self.outputs: list[Output] = []
         self.stream: Any = None
+        self.carried = False
         self.held: list[Any] = []
 
     def note_device(self, session: Session, value: Any) -> None:
@@ -55,8 +57,16 @@ class Prepared:
             self.stream = _current_stream(value)
 
     def results(self, reply: Any) -> list[SelectResult]:
-        """Reads the reply, copies staged outputs back."""
+        """Reads the reply, copies staged outputs back, in the call's stream."""
         queued = reply.queue_time_ns * 1e-9
+        if self.stream is not None:
+            import torch
+
+            with torch.cuda.stream(self.stream):
+                return self._read(reply, queued)
+        return self._read(reply, queued)
+
+    def _read(self, reply: Any, queued: float) -> list[SelectResult]:
         return [output.result(entry, queued) for output, entry in zip(self.outputs, reply.results, strict=True)]
 
 
@@ -165,6 +175,7 @@ class Placer:
                 _copy(copy, view)
                 self.prepared.held.append(copy)
                 return self._found(name, copy)
+        self.prepared.carried = True
         host = view if view.device == HOST else _arrays.describe(name, view.array.cpu(), self.place)
         return _codec.inline(host)
 
@@ -200,10 +211,17 @@ class Placer:
             if self._may_grow:
                 raise
             return None
+        if self.prepared.stream is not None:
+            take_over(slot, self.prepared.stream, self.session)
         return tensor_over(slot, code, shape, library)
 
     def output(self, name: str, given: Any, wanted: tuple[int, tuple[int, ...]] | None, like: Any) -> Place:
         """Places a tensor that is written: the given one, a staged copy of it, a new one, or the reply."""
+        place = self._output(name, given, wanted, like)
+        self.prepared.carried = self.prepared.carried or place.tensor is None
+        return place
+
+    def _output(self, name: str, given: Any, wanted: tuple[int, tuple[int, ...]] | None, like: Any) -> Place:
         if given is not None:
             return self._given(name, given, wanted)
         library, host = library_of(like)

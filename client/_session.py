@@ -20,13 +20,16 @@ from topkd._arrays import HOST
 from topkd._paths import ATTACH_SOCKET, GRPC_SOCKET
 from topkd._regions import RegionIndex
 from topkd._side import SideConnection
+from topkd._timeline import Timeline
 from topkd._types import Backend
+from topkd._words import MOST_SLOTS, Words
 from topkd.errors import AuthenticationError, ProtocolError, RegionError, SessionLostError, TopkdError, UnavailableError
 from topkd.v1 import control_pb2, control_pb2_grpc, selection_pb2, selection_pb2_grpc, side_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from topkd._options import Options
     from topkd._regions import Record
     from topkd._types import TlsOptions
 
@@ -59,6 +62,7 @@ class Session:
         memory_device: Device of memory that the session can share: `HOST`, a CUDA ordinal, or None.
         no_memory_because: Why `memory_device` is None.
         quarantine: What calls of unknown fate may still write to, until a later call has been answered.
+        timeline: The slots of calls that are ordered on CUDA streams; None if there are none.
         unreleased: Memory whose release the server has not acknowledged.
     """
 
@@ -72,12 +76,15 @@ class Session:
         self.memory_device: int | None = self._find_memory_device()
         self.quarantine: list[Any] = []
         self.unreleased: list[Any] = []
+        self.timeline: Timeline | None = None
+        self._report: Callable[[TopkdError], None] = lambda error: None
         self._because = ""
         self._data = data
         self._make_control = control
         self._control: grpc.Channel | None = None
         stub = selection_pb2_grpc.SelectionServiceStub(data)
         self.select_topk, self.merge_topk = stub.SelectTopK, stub.MergeTopK
+        self.select_stream = stub.SelectTopKStream
         self.create_plan, self.release_plan = stub.CreatePlan, stub.ReleasePlan
         self._register_region, self._release_region = stub.RegisterRegion, stub.ReleaseRegion
 
@@ -119,7 +126,7 @@ class Session:
         """Returns the exception for a failed RPC; notes the session's loss if it tells of one."""
         if isinstance(error, ValueError):  # "Cannot invoke RPC on closed channel!"
             return SessionLostError(f"session lost: {self._because or 'its channel is closed'}", code="UNAVAILABLE")
-        failure = _status.from_rpc(error)
+        failure = error.failure if isinstance(error, _status.CallFailedError) else _status.from_rpc(error)
         if failure.code == "CANCELLED" and self.lost:
             return SessionLostError(f"session lost: {self._because}", code="UNAVAILABLE")
         result = _status.to_error(failure)
@@ -137,14 +144,23 @@ class Session:
             self.close()
 
     def close(self) -> None:
-        """Ends the lease and closes the channels; calls in flight are cancelled. Idempotent."""
-        if not self.lost:
+        """Ends the lease and closes the channels; calls in flight are cancelled. Idempotent.
+
+        Waits for what was ordered on streams, unless the session is lost.
+        """
+        lost = self.lost
+        if self.timeline is not None:
+            self.timeline.close(lost, self._report)
+        if not lost:
             self._detach()
         self.closed = self.lost = True
         self._end_lease()
         self._data.close()
         if self._control is not None:
             self._control.close()
+
+    def order_calls(self, options: Options, report: Callable[[TopkdError], None]) -> None:
+        """Makes slots for calls that are ordered on streams, if the session has words and its memory is on a GPU."""
 
     def _detach(self) -> None:
         """Tells the server, where that can be told, that the end to come is meant."""
@@ -175,6 +191,14 @@ class LocalSession(Session):
         self.lose("the server ended the session's connection")
         self._side.close()
         os.close(self.words)
+
+    def order_calls(self, options: Options, report: Callable[[TopkdError], None]) -> None:
+        """Makes slots, if the server takes ordered calls."""
+        slots = min(self.info.limits.max_slots, MOST_SLOTS)
+        if slots and self.memory_device not in (HOST, None):
+            self._report = report
+            timeouts = options.ready_timeout, options.timeout
+            self.timeline = Timeline(Words(self.words), slots, self.memory_device, *timeouts)
 
     def register(self, record: Record, timeout: float) -> int:
         fd = getattr(record.memory, "fd", None)

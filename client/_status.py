@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from topkd.v1 import side_pb2
 
-__all__ = ["Failure", "from_rpc", "from_side", "to_error"]
+__all__ = ["CallFailedError", "Failure", "from_rpc", "from_side", "to_error"]
 
 DOMAIN = "topkd.v1"
 _PATH = re.compile(r"(?:^|\.)items\[(\d+)\]")
@@ -48,6 +48,14 @@ class Failure:
     reason: str = ""
     path: str = ""
     retry_after: float | None = field(default=None)
+
+
+class CallFailedError(Exception):
+    """What a server said of a call on a stream; `Session.error_of` makes the public error of it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
 
 
 def from_rpc(error: Any) -> Failure:

@@ -31,6 +31,9 @@ Array: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
 Order: TypeAlias = Literal["any", "index", "value"]
 Ties: TypeAlias = Literal["any", "lowest", "highest"]
 
+Wait: TypeAlias = Literal["stream", "host"]
+"""What a call with CUDA tensors waits for: to be accepted in its stream's order, or to be complete."""
+
 
 class SelectOptions(TypedDict, total=False):
     """The keyword arguments of a selection: those of `topkd.kernels.select_topk`, by the same names and defaults."""
@@ -148,7 +151,7 @@ class SelectResult:
         indices: (rows, k), or (rows, k * group) of expanded groups.
         values: Scores beside the indices; None unless asked for.
         kernel: The kernel family that ran.
-        device_time: Seconds of the kernel call that served this selection.
+        device_time: Seconds of the kernel call that served this selection; 0 where it was ordered on a stream.
         queue_time: Seconds from the request's arrival to its start.
         local: Whether it ran in this process because no server was there.
     """
@@ -208,6 +211,9 @@ class Limits:
     max_rows: int = 0
     max_message_bytes: int = 0
     max_queue: int = 0
+    max_slots: int = 0
+    max_ready_timeout_ms: int = 0
+    max_streams: int = 0
 
 
 @dataclass(slots=True, frozen=True)

@@ -6,8 +6,9 @@ import torch, and nothing else of topkd. No module but `_env` reads the environm
 `__all__` is the public interface. For callers that check, queue and run apart (the server) there is more:
 `validate_select` makes a `SelectRequest`, `run_select` runs it, `check_batch_overlap` checks the outputs of a batch,
 `run_select_batch` runs it with requests of one `plan_key` as one call, `choose` says which family serves a request
-and why, `explain` says it of a shape, `warm_select` makes its kernel ready, `compiles` counts the kernels that became
-so, `failures` says which families have no code; `validate_merge` and `run_merge` make and run a `MergeRequest`.
+and why, `explain` says it of a shape, `only_enqueues` whether it does no more than enqueue, `warm_select` makes its
+kernel ready, `compiles` counts the kernels that became so, `failures` says which families have no code;
+`validate_merge` and `run_merge` make and run a `MergeRequest`; `Commit` copies results that may be given up until then.
 
 Example:
     >>> import torch
@@ -22,6 +23,7 @@ from ._cute_compile import compiles as compiles
 from ._cute_compile import failures as failures
 from ._dispatch import choose as choose
 from ._dispatch import kernels, supports
+from ._dispatch import only_enqueues as only_enqueues
 from ._dispatch import run_select as run_select
 from ._dispatch import run_select_batch as run_select_batch
 from ._dispatch import validate_select as validate_select
@@ -41,6 +43,7 @@ from ._request import MergeRequest as MergeRequest
 from ._request import SelectRequest as SelectRequest
 from ._request import TopKResult
 from ._select import select_topk
+from .commit import Commit as Commit
 
 __all__ = [
     "ArgumentTypeError",

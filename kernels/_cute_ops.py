@@ -145,6 +145,18 @@ def load_int64(address: Int64, *, loc=None, ip=None) -> Int64:
 
 
 @dsl_user_op
+def load_int64_now(address: Int64, *, loc=None, ip=None) -> Int64:
+    """One int64 as it is in memory now, whoever wrote it, on the device or on the host."""
+    return cute.arch.inline_ptx(
+        "ld.relaxed.sys.global.b64 {$w0}, [{$r0}];",
+        write_only_types=[Int64],
+        read_only_args=[address],
+        loc=loc,
+        ip=ip,
+    )
+
+
+@dsl_user_op
 def store_int32(address: Int64, value: Int32, *, loc=None, ip=None) -> None:
     """One int32 to global memory."""
     cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[address, value], loc=loc, ip=ip)

@@ -145,6 +145,11 @@ def _choose(request: SelectRequest) -> tuple[Family, str]:
     return _chooser.choose(request)
 
 
+def only_enqueues(request: SelectRequest) -> bool:
+    """Say whether running a checked request does no more than enqueue: it never waits for the stream or the device."""
+    return _choose(request)[0].capturable and not _env.check_data()
+
+
 def warm_select(request: SelectRequest) -> tuple[str, str]:
     """Make the kernel that serves a checked request ready: loaded, or else compiled. Touches none of its tensors.
 

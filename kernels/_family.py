@@ -42,9 +42,8 @@ class Family(Protocol):
         """
 
 
-@runtime_checkable
-class CompiledFamily(Family, Protocol):
-    """A family whose code is compiled, or loaded from the cache of what was; made without arguments."""
+class Compiled(Protocol):
+    """Something whose code is compiled, or loaded from the cache of what was; made without arguments."""
 
     @property
     def oldest(self) -> tuple[int, int]:
@@ -56,6 +55,11 @@ class CompiledFamily(Family, Protocol):
         Raises:
             KernelUnavailableError: a variant can be neither loaded nor compiled.
         """
+
+
+@runtime_checkable
+class CompiledFamily(Family, Compiled, Protocol):
+    """A family whose code is compiled."""
 
     def warm(self, request: SelectRequest) -> None:
         """Make ready what `run` needs for requests like this one, which `unmet` has nothing against.

@@ -16,7 +16,8 @@ from ._cute_compile import Made, arch_of, capability, compiler_installed, instal
 from ._cute_key import COMPILER, Variant, key_of, runtime_library
 from ._cute_kit import write_kit
 from ._dispatch import families_to_compile
-from ._family import CompiledFamily
+from ._family import Compiled
+from .commit import Commit
 from .merge import MergeKernel
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
@@ -120,9 +121,9 @@ def keep_runtime(directory: Path) -> None:
     write_kit(directory, {COMPILER: importlib.metadata.version(COMPILER)}, library)
 
 
-def _kinds() -> dict[str, Callable[[], CompiledFamily | MergeKernel]]:
+def _kinds() -> dict[str, Callable[[], Compiled]]:
     """Return the classes of all that has something to compile, by name."""
-    return {**families_to_compile(), MergeKernel.name: MergeKernel}
+    return {**families_to_compile(), MergeKernel.name: MergeKernel, Commit.name: Commit}
 
 
 def stored(directory: Path | None = None) -> Iterator[Precompiled]:

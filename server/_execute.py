@@ -43,6 +43,11 @@ class Call:
     requests: list[Request] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
 
+    @property
+    def selections(self) -> list[SelectRequest]:
+        """The requests that are selections."""
+        return [request for request in self.requests if isinstance(request, SelectRequest)]
+
 
 @dataclass(slots=True)
 class Batch:
@@ -53,6 +58,8 @@ class Batch:
         calls: kernel calls in order of their first entry.
         rows, input_bytes, output_bytes: sums for the metrics.
         inline: whether any entry's result goes into the reply.
+        copied: whether a tensor came inside the message.
+        warm: whether `Executor.warm` has made its kernels ready.
     """
 
     paths: list[str]
@@ -61,6 +68,8 @@ class Batch:
     input_bytes: int
     output_bytes: int
     inline: bool
+    copied: bool = False
+    warm: bool = False
 
 
 class Executor:
@@ -126,6 +135,22 @@ class Executor:
             raise self._failure(error, batch, done) from error
         return results, times, waited
 
+    def warm(self, batch: Batch) -> None:
+        """Makes the kernels of a batch ready, so that its launches wait for nothing."""
+        if not batch.warm:
+            for call in batch.calls:
+                for request in call.selections:
+                    kernels.warm_select(request)
+            batch.warm = True
+
+    def accepted(self, batch: Batch) -> list[selection_pb2.SelectionResult]:
+        """Returns what is known of a batch that has been accepted: the kernels."""
+        results: list[Any] = [None] * len(batch.paths)
+        for call in batch.calls:
+            for place in call.places:
+                results[place] = selection_pb2.SelectionResult(kernel=call.kernel)
+        return results
+
     def _results(
         self, batch: Batch, done: list[tuple[Call, list[TopKResult]]], times: Sequence[int]
     ) -> list[selection_pb2.SelectionResult]:
@@ -184,8 +209,7 @@ def _runner(call: Call, done: list[tuple[Call, list[TopKResult]]]) -> Callable[[
         if call.kernel == "merge":
             results = [kernels.run_merge(request) for request in call.requests if isinstance(request, MergeRequest)]
         else:
-            selections = [request for request in call.requests if isinstance(request, SelectRequest)]
-            results = kernels.run_select_batch(selections, overlap_checked=True)
+            results = kernels.run_select_batch(call.selections, overlap_checked=True)
         done.append((call, results))
 
     return run

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -22,6 +22,7 @@ __all__ = ["CONTROL", "SELECTION", "ControlService", "Forwarder", "TokenIntercep
 CONTROL = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 SELECTION = selection_pb2.DESCRIPTOR.services_by_name["SelectionService"].full_name
 ATTACH_METHOD = f"/{CONTROL}/Attach"
+_GONE = "the worker of the sessions over TCP is gone; attach again"
 _DETAILS_KEY = "grpc-status-details-bin"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 Context = Any  # grpc.aio.ServicerContext, whose stubs lack what is used here
@@ -181,25 +182,61 @@ class Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ignore]
         if not method.startswith(f"/{SELECTION}/"):
             return None
 
+        if method == f"/{SELECTION}/SelectTopKStream":
+
+            async def pump(requests: AsyncIterator[bytes], context: Context) -> AsyncGenerator[bytes, None]:
+                async with contextlib.aclosing(self._pump(method, requests, context)) as replies:
+                    async for reply in replies:
+                        yield reply
+
+            return grpc.stream_stream_rpc_method_handler(pump)
+
         async def forward(message: bytes, context: Context) -> bytes:
             return await self._forward(method, message, context)
 
         return grpc.unary_unary_rpc_method_handler(forward)
 
     async def _forward(self, method: str, message: bytes, context: Context) -> bytes:
-        channel = self._channel()
-        if channel is None:
-            await abort(context, WorkerLostError("the worker of the sessions over TCP is gone; attach again"))
-            return b""
-        metadata = [pair for pair in context.invocation_metadata() if pair[0].startswith("topkd-")]
+        channel = await self._open(context)
         multicallable: Any = channel.unary_unary(method)
-        call = multicallable(message, timeout=context.time_remaining(), metadata=metadata)
+        call = multicallable(message, timeout=context.time_remaining(), metadata=_metadata(context))
         try:
             reply: bytes = await call
         except grpc.aio.AioRpcError as error:
-            trailing = tuple(pair for pair in error.trailing_metadata() or () if pair[0] == _DETAILS_KEY)
-            if error.code() is grpc.StatusCode.UNAVAILABLE and not trailing:
-                await abort(context, WorkerLostError("the worker of the sessions over TCP is gone; attach again"))
-            await context.abort(error.code(), error.details() or "", trailing_metadata=trailing)
+            await _pass_on(error, context)
             raise
         return reply
+
+    async def _pump(self, method: str, requests: AsyncIterator[bytes], context: Context) -> AsyncGenerator[bytes, None]:
+        """Forwards a stream both ways; either side's flow control reaches the other's."""
+        channel = await self._open(context)
+        multicallable: Any = channel.stream_stream(method)
+        call = multicallable(requests, timeout=context.time_remaining(), metadata=_metadata(context))
+        try:
+            async for reply in call:
+                yield reply
+        except grpc.aio.AioRpcError as error:
+            await _pass_on(error, context)
+            raise
+        finally:
+            call.cancel()
+
+    async def _open(self, context: Context) -> grpc.aio.Channel:
+        """Returns the channel to the shared worker; ends the call while there is none."""
+        channel = self._channel()
+        if channel is None:
+            await abort(context, WorkerLostError(_GONE))
+            raise WorkerLostError(_GONE)
+        return channel
+
+
+def _metadata(context: Context) -> list[tuple[str, Any]]:
+    return [pair for pair in context.invocation_metadata() if pair[0].startswith("topkd-")]
+
+
+async def _pass_on(error: grpc.aio.AioRpcError, context: Context) -> None:
+    """Ends a call as the one that was forwarded ended; does not return."""
+    trailing = tuple(pair for pair in error.trailing_metadata() or () if pair[0] == _DETAILS_KEY)
+    if error.code() is grpc.StatusCode.UNAVAILABLE and not trailing:
+        await abort(context, WorkerLostError(_GONE))
+    await context.abort(error.code(), error.details() or "", trailing_metadata=trailing)

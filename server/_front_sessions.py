@@ -15,7 +15,7 @@ from .metrics import ServerMetrics
 
 __all__ = ["FrontSession", "FrontSessions", "server_info"]
 
-PROTOCOL_REVISION = 1
+PROTOCOL_REVISION = 2
 _RETRY_AFTER_MS = 1000
 
 

@@ -1,13 +1,20 @@
 """What the workers know of memory: dtypes, regions, and the interface that both backends keep."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from topkd.v1 import control_pb2, selection_pb2, tensor_pb2
 
 from ._views import View
+
+if TYPE_CHECKING:
+    from topkd._words import Words
+
+    from ._execute import Executor
+    from ._record import Recorder
+    from ._slots import Slot
 
 __all__ = ["DTYPES", "DTYPE_LABELS", "PROTO_DTYPES", "Backend", "Region"]
 
@@ -64,6 +71,12 @@ class Backend(Protocol):
 
     def run(self, calls: Sequence[Callable[[], None]]) -> list[int]:
         """Runs calls in order, waits for the device, returns the nanoseconds of each, measured on the device."""
+
+    def warm(self) -> None:
+        """Makes ready what ordered calls need besides the kernels; they work without, if this raises."""
+
+    def open_slots(self, words: "Words", count: int, executor: "Executor", recorder: "Recorder") -> Sequence["Slot"]:
+        """Makes the slots of a session."""
 
     def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
         """Copies inline data to the device."""

@@ -12,15 +12,22 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from topkd import kernels
+from topkd._words import Words
 from topkd.v1 import control_pb2, selection_pb2
 
 from ._memory import DTYPES
 from ._views import View
 from .errors import DeviceMismatchError, FieldError, IpcOpenFailedError, KernelFailedError
+
+if TYPE_CHECKING:
+    from ._execute import Executor
+    from ._record import Recorder
+    from ._slot_cuda import CudaSlot
 
 __all__ = ["CudaBackend", "CudaRegion"]
 
@@ -89,6 +96,7 @@ class CudaBackend:
         self._lock = threading.Lock()
         self._allocations: dict[int, _Allocation] = {}
         self._events: list[tuple[Any, Any]] = []
+        self._commit: kernels.Commit | None = None
         self._reaper = ThreadPoolExecutor(1, thread_name_prefix="topkd-reaper")
         properties = torch.cuda.get_device_properties(0)
         self.info = control_pb2.Device(
@@ -190,6 +198,19 @@ class CudaBackend:
         finally:
             self._stream.synchronize()  # after a failure too: nothing of the batch may run when it is answered
         return [int(before.elapsed_time(after) * 1e6) for before, after in pairs]
+
+    def warm(self) -> None:
+        """Loads or compiles the kernel that lets calls be given up; without it the CPU launches ordered calls."""
+        commit = kernels.Commit()
+        commit.warm(self.device)
+        self._commit = commit
+
+    def open_slots(self, words: Words, count: int, executor: "Executor", recorder: "Recorder") -> list["CudaSlot"]:
+        """Makes the slots of a session and maps its words for the device."""
+        from ._slot_cuda import CudaSlot, MappedWords
+
+        mapped = MappedWords(self._driver, words, count)
+        return [CudaSlot(number, words, mapped, self._commit, recorder) for number in range(count)]
 
     def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
         """Copies inline data to the device, on the worker's stream."""

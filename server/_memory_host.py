@@ -7,15 +7,22 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
+from topkd._words import Words
 from topkd.v1 import control_pb2, selection_pb2
 
 from ._memory import DTYPES
 from ._views import View
 from ._words import REQUIRED_SEALS
 from .errors import DeviceMismatchError, FieldError, MemfdNotSealedError
+
+if TYPE_CHECKING:
+    from ._execute import Executor
+    from ._record import Recorder
+    from ._slot_host import HostSlot
 
 __all__ = ["HostBackend", "HostRegion", "check_memfd"]
 
@@ -113,6 +120,15 @@ class HostBackend:
             call()
             times.append(time.perf_counter_ns() - started)
         return times
+
+    def warm(self) -> None:
+        """Nothing is needed."""
+
+    def open_slots(self, words: Words, count: int, executor: "Executor", recorder: "Recorder") -> list["HostSlot"]:
+        """Makes the slots of a session."""
+        from ._slot_host import HostSlot
+
+        return [HostSlot(number, words, executor, recorder) for number in range(count)]
 
     def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
         """Copies inline data."""

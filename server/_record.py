@@ -26,7 +26,7 @@ class Recorder:
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self._requests: deque[tuple[Histogram, Counter, int]] = deque()
-        self._batches: deque[tuple[int, Batch, Sequence[int], int]] = deque()
+        self._batches: deque[tuple[int, Batch, Sequence[int], int | None]] = deque()
         self._lock = threading.Lock()
         self._compiled: dict[str, int] = {}
         self._phase = "start"
@@ -48,8 +48,11 @@ class Recorder:
         if len(self._requests) > _MOST_NOTES:
             self.flush()
 
-    def batch(self, queued: int, batch: Batch, times: Sequence[int], waited: int) -> None:
-        """Notes a batch that ran: nanoseconds that it queued, of each of its calls, and of its turn beyond them."""
+    def batch(self, queued: int, batch: Batch, times: Sequence[int], waited: int | None) -> None:
+        """Notes a batch that ran: nanoseconds that it queued, of each of its calls, and of its turn beyond them.
+
+        `waited` is None of a batch that nobody waited for.
+        """
         self._batches.append((queued, batch, times, waited))
 
     def flush(self) -> None:
@@ -63,10 +66,11 @@ class Recorder:
             for _ in range(len(self._batches)):
                 self._count_batch(*self._batches.popleft())
 
-    def _count_batch(self, queued: int, batch: Batch, times: Sequence[int], waited: int) -> None:
+    def _count_batch(self, queued: int, batch: Batch, times: Sequence[int], waited: int | None) -> None:
         metrics = self._metrics
         metrics.queue_seconds.observe(queued * _NS)
-        metrics.device_wait_seconds.observe(waited * _NS)
+        if waited is not None:
+            metrics.device_wait_seconds.observe(waited * _NS)
         metrics.batch_items.observe(len(batch.paths))
         metrics.rows.inc(batch.rows)
         metrics.input_bytes.inc(batch.input_bytes)

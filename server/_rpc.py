@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 from prometheus_client import Counter, Histogram
 
 from topkd import kernels
+from topkd._words import Words
 from topkd.v1 import selection_pb2
 
 from ._decode import Decoder
@@ -21,7 +22,10 @@ from ._logging import Logger
 from ._memory import Backend
 from ._queue import TurnQueue
 from ._record import Recorder
+from ._slots import Slot
 from ._state import Plan, Session, SessionTable
+from ._stream_rpc import Streams
+from ._timeline import Timeline
 from ._tokens import TOKEN_KEY, metadata_value, request_id
 from .config import ServerLimits
 from .errors import (
@@ -41,9 +45,12 @@ from .metrics import ServerMetrics
 __all__ = ["SelectionService", "TokenInterceptor", "make_server"]
 
 SERVICE = "topkd.v1.SelectionService"
+_STREAM_METHOD = f"/{SERVICE}/SelectTopKStream"
 _NS = 1e-9
 _FILLS_KEPT = 60
 """Readings of the queue's fill that a flush looks at: four a second for 15 s, a usual scrape interval."""
+_LONGEST_SETTLE_S = 20.0
+"""That a release waits for ordered calls; each ends within its time-outs."""
 Context = Any  # grpc.ServicerContext, whose stubs lack what is used here
 
 
@@ -54,18 +61,22 @@ class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ign
         self._sessions = sessions
         self._refused = metrics.requests.labels("unauthenticated", "UNAUTHENTICATED")
         self._handler: Any = grpc.unary_unary_rpc_method_handler(self._refuse)
+        self._stream_handler: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Passes calls of open sessions on."""
         session = self._sessions.find(metadata_value(details.invocation_metadata, TOKEN_KEY))
+        streams = details.method == _STREAM_METHOD
         if session is None:
-            return self._handler
+            return self._stream_handler if streams else self._handler
         handler = continuation(details)
         if handler is None:
             return None
+        if streams:
+            return grpc.stream_stream_rpc_method_handler(partial(handler.stream_stream, session))
         return grpc.unary_unary_rpc_method_handler(partial(handler.unary_unary, session))
 
-    def _refuse(self, _: bytes, context: Context) -> bytes:
+    def _refuse(self, _: object, context: Context) -> bytes:
         self._refused.inc()
         context.abort_with_status(rpc_status.to_status(to_status(TokenInvalidError())))
         return b""
@@ -88,6 +99,7 @@ class SelectionService:
         self._executor = Executor(backend, metrics, limits.max_message_bytes - (64 << 10))
         self._recorder = Recorder(metrics)
         self._fills: deque[float] = deque(maxlen=_FILLS_KEPT)
+        self._streams = Streams(self, limits, metrics, self._recorder)
 
     def start_figures(self) -> None:
         """Says that the worker is ready: what is compiled from now on came too late."""
@@ -113,6 +125,7 @@ class SelectionService:
         handlers: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(self._answer(name, method)) for name, method in methods.items()
         }
+        handlers["SelectTopKStream"] = grpc.stream_stream_rpc_method_handler(self._streams.serve)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _answer(
@@ -126,28 +139,37 @@ class SelectionService:
         def answer(session: Session, message: bytes, context: Context) -> bytes:
             started = clock()
             try:
-                if self.draining:
-                    raise DrainingError
+                self.refuse_if_draining()
                 reply = run(session, message, context)
             except Exception as error:  # noqa: BLE001  # every one is answered with a status
                 seconds.observe((clock() - started) * _NS)
-                self._fail(method, error, context, session)
+                self.fail(method, error, context, session)
             note(seconds, succeeded, clock() - started)
             return reply
 
         return answer
 
-    def _fail(self, method: str, error: Exception, context: Context, session: Session | None) -> None:
+    def refuse_if_draining(self) -> None:
+        """Raises DrainingError if no new work is taken."""
+        if self.draining:
+            raise DrainingError
+
+    def fail(self, method: str, error: Exception, context: Context, session: Session) -> None:
         """Logs, counts and answers an exception; does not return."""
+        identity = self.note_failure(method, error, context, session)
+        context.abort_with_status(rpc_status.to_status(to_status(error, identity)))
+
+    def note_failure(self, method: str, error: Exception, context: Context, session: Session) -> str:
+        """Logs and counts an exception; returns the request's id."""
         identity, outcome = request_id(context.invocation_metadata()), outcome_of(error)
         self._metrics.requests.labels(method, outcome.name).inc()
         log = self._log.bind(request_id=identity, method=method, code=outcome.name, reason=outcome.reason)
-        log = log.bind(session="" if session is None else session.id)
+        log = log.bind(session=session.id)
         if isinstance(error, ServerError):
             log.debug("request_refused", message=str(error)[:300])
         else:
             log.error("request_failed", exc_info=error)
-        context.abort_with_status(rpc_status.to_status(to_status(error, identity)))
+        return identity
 
     def _enter(self, session: Session, context: Context) -> None:
         """Waits for the turn; the caller is still there when it has it."""
@@ -163,15 +185,72 @@ class SelectionService:
 
     def select(self, session: Session, message: bytes, context: Context) -> bytes:
         """SelectTopK."""
-        return self._run(session, message, context, self._prepare_select, selection_pb2.SelectTopKResponse)
+        if message not in session.batches:
+            request = _parse(selection_pb2.SelectTopKRequest, message)
+            if request.HasField("ordering"):
+                return self._select_ordered(session, request, context).SerializeToString()
+        reply: bytes = self._run(
+            session, message, context, self._prepare_select, selection_pb2.SelectTopKResponse
+        ).SerializeToString()
+        return reply
+
+    def answer(
+        self, session: Session, request: selection_pb2.SelectTopKRequest, context: Context
+    ) -> selection_pb2.SelectTopKResponse:
+        """Answers a request that was parsed already, on a stream."""
+        if request.HasField("ordering"):
+            return self._select_ordered(session, request, context)
+        message = request.SerializeToString()
+        reply: selection_pb2.SelectTopKResponse = self._run(
+            session, message, context, self._prepare_select, selection_pb2.SelectTopKResponse
+        )
+        return reply
+
+    def _select_ordered(
+        self, session: Session, request: selection_pb2.SelectTopKRequest, context: Context
+    ) -> selection_pb2.SelectTopKResponse:
+        """Accepts an ordered SelectTopK."""
+        arrived = time.perf_counter_ns()
+        ordering = selection_pb2.Ordering()
+        ordering.CopyFrom(request.ordering)
+        request.ClearField("ordering")
+        timeline = session.timeline
+        if timeline is None:
+            raise FieldError("sessions over TCP have no words that could order calls", field="ordering")
+        try:
+            self._enter(session, context)
+            try:
+                waited = time.perf_counter_ns() - arrived
+                batch = self._prepare_select(session, request.SerializeToString(), request)
+                if batch.inline or batch.copied:
+                    raise FieldError("every tensor of an ordered call lies in a region", field="ordering")
+                self._executor.warm(batch)
+                timeline.accept(ordering, batch, waited)
+            finally:
+                self.queue.leave(session.account)
+        except Exception:
+            timeline.refuse(ordering)
+            raise
+        return selection_pb2.SelectTopKResponse(results=self._executor.accepted(batch), queue_time_ns=waited)
+
+    def open_timeline(self, words: Words) -> Timeline:
+        """Makes the timeline of a session."""
+
+        def open_slots(words: Words, count: int) -> Sequence[Slot]:
+            return self._backend.open_slots(words, count, self._executor, self._recorder)
+
+        return Timeline(words, open_slots, self.queue, self._limits, self._metrics, self._log)
 
     def merge(self, session: Session, message: bytes, context: Context) -> bytes:
         """MergeTopK."""
-        return self._run(session, message, context, self._prepare_merge, selection_pb2.MergeTopKResponse)
+        reply: bytes = self._run(
+            session, message, context, self._prepare_merge, selection_pb2.MergeTopKResponse
+        ).SerializeToString()
+        return reply
 
     def _run(
         self, session: Session, message: bytes, context: Context, prepare: Callable[[Session, bytes], Batch], reply: Any
-    ) -> bytes:
+    ) -> Any:
         arrived = time.perf_counter_ns()
         self._enter(session, context)
         try:
@@ -181,14 +260,16 @@ class SelectionService:
         finally:
             self.queue.leave(session.account)
         self._recorder.batch(queued, batch, times, waited)
-        answer: bytes = reply(results=results, queue_time_ns=queued).SerializeToString()
-        return answer
+        return reply(results=results, queue_time_ns=queued)
 
-    def _prepare_select(self, session: Session, message: bytes) -> Batch:
+    def _prepare_select(
+        self, session: Session, message: bytes, request: selection_pb2.SelectTopKRequest | None = None
+    ) -> Batch:
         known = session.batches.get(message)
         if known is not None:
             return known
-        request = _parse(selection_pb2.SelectTopKRequest, message)
+        if request is None:
+            request = _parse(selection_pb2.SelectTopKRequest, message)
         self._check_batch(len(request.items))
         decoder = Decoder(self._backend, session.regions, self._limits)
         requests: list[Request] = []
@@ -204,6 +285,7 @@ class SelectionService:
             else:
                 raise FieldError("an item is empty: neither selection nor plan", field=f"items[{place}]")
         batch = self._executor.prepare(requests, paths)
+        batch.copied = decoder.inline
         if not decoder.inline:
             session.keep_batch(message, batch)
         return batch
@@ -263,9 +345,11 @@ class SelectionService:
         request = _parse(selection_pb2.ReleaseRegionRequest, message)
         self._enter(session, context)
         try:
-            session.take_region(request.region_id).close()
+            region = session.take_region(request.region_id)
         finally:
             self.queue.leave(session.account)
+        remaining = context.time_remaining()
+        session.close_region(region, _LONGEST_SETTLE_S if remaining is None else min(remaining, _LONGEST_SETTLE_S))
         return b""
 
 
@@ -298,7 +382,8 @@ def make_server(
         ("grpc.max_send_message_length", limits.max_message_bytes),
         ("grpc.so_reuseport", 0),
     ]
-    pool = ThreadPoolExecutor(limits.max_queue + 8, thread_name_prefix="topkd-rpc")
+    threads = limits.max_queue + 8 + limits.max_streams * limits.max_sessions  # the shared worker serves many sessions
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="topkd-rpc")
     server = grpc.server(pool, handlers=[service.handler()], interceptors=[interceptor], options=options)
     server.add_insecure_port(address)
     return server

@@ -1,8 +1,6 @@
 """Sessions as a worker holds them: regions, plans, and batches that were prepared before."""
 
 import hmac
-import mmap
-import os
 import secrets
 import threading
 from collections import OrderedDict
@@ -14,9 +12,17 @@ from topkd.kernels import SelectRequest
 from ._execute import Batch
 from ._memory import Region
 from ._queue import Account
+from ._timeline import Timeline
 from ._tokens import digest
 from .config import ServerLimits
-from .errors import FieldError, PlanLimitError, PlanNotFoundError, RegionLimitError, RegionNotFoundError
+from .errors import (
+    DeadlinePassedError,
+    FieldError,
+    PlanLimitError,
+    PlanNotFoundError,
+    RegionLimitError,
+    RegionNotFoundError,
+)
 from .metrics import ServerMetrics
 
 __all__ = ["Plan", "Session", "SessionTable"]
@@ -42,6 +48,7 @@ class Session:
         id: name in logs.
         account: its place in the queue.
         remote: attached over TCP, so that its tensors are inline.
+        timeline: its ordered calls; None without words.
     """
 
     def __init__(self, session_id: str, limits: ServerLimits, metrics: ServerMetrics, remote: bool) -> None:
@@ -54,14 +61,9 @@ class Session:
         self._limits = limits
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._words: mmap.mmap | None = None
-
-    def map_words(self, fd: int) -> None:
-        """Maps the session's words and closes the descriptor."""
-        try:
-            self._words = mmap.mmap(fd, 0)
-        finally:
-            os.close(fd)
+        self.timeline: Timeline | None = None
+        self._unsettled: list[Region] = []
+        self._streams = 0
 
     def add_region(self, size: int, open_region: Callable[[], Region], field: str) -> int:
         """Opens a region within the limits and returns its id.
@@ -98,6 +100,30 @@ class Session:
             self._count(region, -1)
         return region
 
+    def open_stream(self, most: int) -> bool:
+        """Counts a stream that opens; False if as many are open as may be."""
+        with self._lock:
+            if self._streams >= most:
+                return False
+            self._streams += 1
+            return True
+
+    def close_stream(self) -> None:
+        """Counts a stream that ends."""
+        with self._lock:
+            self._streams -= 1
+
+    def close_region(self, region: Region, timeout: float) -> None:
+        """Closes a region that was taken, once no ordered call can touch it any more; not in the turn.
+
+        Raises:
+            DeadlinePassedError: such calls do not end in time; the region is closed with the session.
+        """
+        if self.timeline is not None and not self.timeline.settle(timeout):
+            self._unsettled.append(region)
+            raise DeadlinePassedError("ordered calls that were accepted before are not over; the region stays mapped")
+        region.close()
+
     def _count(self, region: Region, sign: int) -> None:
         self._metrics.regions.labels(region.kind).inc(sign)
         self._metrics.region_bytes.labels(region.kind).inc(sign * region.size)
@@ -128,7 +154,9 @@ class Session:
                 self.batches.popitem(last=False)
 
     def close(self) -> None:
-        """Closes every region. Nothing of the session may run. Closing twice does nothing."""
+        """Ends its ordered calls and closes every region. Nothing else of it may run. Closing twice does nothing."""
+        if self.timeline is not None:
+            self.timeline.close()
         with self._lock:
             self.batches.clear()
             self._metrics.plans.dec(len(self.plans))
@@ -136,11 +164,10 @@ class Session:
             regions, self.regions = list(self.regions.values()), {}
             for region in regions:
                 self._count(region, -1)
+            regions += self._unsettled
+            self._unsettled = []
         for region in regions:
             region.close()
-        if self._words is not None:
-            self._words.close()
-            self._words = None
 
 
 class SessionTable:

@@ -21,6 +21,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from topkd._words import Words
 from topkd.v1 import tensor_pb2
 
 from . import _logging
@@ -117,7 +118,10 @@ class Worker:
             send_packet(connection, unpack_bytes(message["reply"]), [fds[1]])
         except OSError:
             self.finish("client_gone", 0.0)
-        session.map_words(fds[1])
+        try:
+            session.timeline = self._service.open_timeline(Words(fds[1]))
+        finally:
+            os.close(fds[1])
         arguments = (connection, session, self._backend, self._log, self._client_gone)
         threading.Thread(target=serve_side, args=arguments, name="topkd-side", daemon=True).start()
 
@@ -154,6 +158,8 @@ class Worker:
                 self._service.queue.close(session.account)
         for session in sessions:
             self._service.queue.wait_idle(session.account, max(0.0, deadline - time.monotonic()))
+            if cause == "drain" and session.timeline is not None:
+                session.timeline.settle(max(0.0, deadline - time.monotonic()))
         self._server.stop(max(0.05, min(1.0, deadline - time.monotonic()))).wait()
         for session in sessions:
             try:
@@ -172,6 +178,9 @@ class Worker:
     def _push(self) -> None:
         """Sends the figures that changed."""
         with self._push_lock:
+            for session in self._sessions.all():
+                if session.timeline is not None:
+                    session.timeline.flush()
             self._service.flush_figures()
             self._figures.refresh()
             changed = self._snapshot.changes()
@@ -202,6 +211,10 @@ def warm_up(backend: Backend, log: _logging.Logger) -> list[dict[str, Any]]:
                 families.append({"name": name, "dtypes": dtypes})
     for warning in caught:
         log.warning("warm_up_warning", message=str(warning.message)[:500])
+    try:
+        backend.warm()
+    except Exception as error:  # noqa: BLE001  # whatever it is, ordered calls work without
+        log.warning("commit_unavailable", message=f"{type(error).__name__}: {error}"[:500])
     backend.run([])
     return families
 

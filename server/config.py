@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from topkd._paths import default_socket_dir
+from topkd._words import MOST_SLOTS
 
 __all__ = ["ConfigError", "ServerConfig", "ServerLimits", "mps_pipe_directory"]
 
@@ -40,6 +41,9 @@ class ServerLimits:
         max_rows: rows of one selection.
         max_message_bytes: bytes of one gRPC message in either direction.
         max_queue: requests of one session that wait or run.
+        max_slots: slots of a session's words, for ordered calls; on a GPU each takes a hardware queue while it waits.
+        max_ready_timeout_ms: longest time that an ordered call may wait for its ready word.
+        max_streams: streams of one session that may be open.
     """
 
     max_sessions: int = 16
@@ -51,18 +55,33 @@ class ServerLimits:
     max_rows: int = 1 << 24
     max_message_bytes: int = 64 << 20
     max_queue: int = 64
+    max_slots: int = 8
+    max_ready_timeout_ms: int = 10_000
+    max_streams: int = 4
 
     def check(self) -> None:
         """Raises ConfigError on a limit that is not positive or does not fit the protocol's field."""
         for name, value in dataclasses.asdict(self).items():
             top = (1 << 31) - 1 if name in _SMALL_LIMITS else (1 << 63) - 1
+            top = _SMALLEST_LIMITS.get(name, top)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= top:
                 raise ConfigError(f"{name} is {value!r}; it must be an integer of 1 .. {top}")
 
 
 _LOWEST = {"spares": 1, "drain_grace_s": 0, "session_grace_s": 0, "start_timeout_s": 1, "front_timeout_s": 1}
 _PATHS = frozenset({"socket_dir", "tcp_token_file", "tls_cert", "tls_key", "tls_client_ca"})
-_SMALL_LIMITS = frozenset({"max_sessions", "max_regions", "max_plans", "max_batch", "max_message_bytes", "max_queue"})
+_SMALLEST_LIMITS = {"max_slots": MOST_SLOTS, "max_streams": 64}
+_SMALL_LIMITS = frozenset(
+    {
+        "max_sessions",
+        "max_regions",
+        "max_plans",
+        "max_batch",
+        "max_message_bytes",
+        "max_queue",
+        "max_ready_timeout_ms",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)

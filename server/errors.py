@@ -23,7 +23,7 @@ from typing import Any
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from topkd.v1 import side_pb2
+from topkd.v1 import selection_pb2, side_pb2
 
 __all__ = [
     "DOMAIN",
@@ -49,6 +49,7 @@ __all__ = [
     "TokenInvalidError",
     "WorkerLostError",
     "outcome_of",
+    "to_call_error",
     "to_side_error",
     "to_status",
 ]
@@ -241,6 +242,18 @@ def to_status(error: Exception, request_id: str = "") -> status_pb2.Status:
         packed.Pack(detail)
         status.details.append(packed)
     return status
+
+
+def to_call_error(error: Exception, request_id: str = "") -> selection_pb2.CallError:
+    """Builds the form of an exception that answers a call on a stream."""
+    outcome = outcome_of(error)
+    return selection_pb2.CallError(
+        code=outcome.code,
+        reason=outcome.reason,
+        message=message_of(error, request_id),
+        field=_field_of(error),
+        retry_after_ms=getattr(error, "retry_after_ms", 0),
+    )
 
 
 def to_side_error(error: Exception) -> side_pb2.SideError:

@@ -79,8 +79,10 @@ class ServerMetrics:
         self.rows = counter("rows", "Rows selected from.")
         self.input_bytes = counter("input_bytes", "Bytes of scores that selections named.")
         self.output_bytes = counter("output_bytes", "Bytes of results written.")
+        self.ordered = counter("ordered_calls", "Ordered calls that ended, by outcome.", ("outcome",))
         # Saturation.
         self.queued = gauge("queued_requests", "Requests that wait or run.")
+        self.streams = gauge("streams", "Streams of calls open.")
         self.queue_fill = gauge(
             "queue_fill_ratio", "Fullest queue of a session in the last 15 s, as a part of its bound max_queue."
         )

@@ -79,7 +79,9 @@ def main(socket_dir: str, path: str) -> int:
                     calls, kernels = [], []
                     for _ in range(CALLS):
                         start = time.perf_counter()
-                        result = client.select_topk(scores.shared, k, lengths=lengths, order="index", ties="lowest")
+                        result = client.select_topk(
+                            scores.shared, k, lengths=lengths, order="index", ties="lowest", wait="host"
+                        )
                         calls.append(time.perf_counter() - start)
                         kernels.append(result.device_time)
                     right = right_rows(scores, host_lengths, result.indices)
@@ -91,7 +93,7 @@ def main(socket_dir: str, path: str) -> int:
                     )
         batch = [topkd.Selection(scores.shared, 2048, order="index", ties="lowest") for scores in everything]
         start = time.perf_counter()
-        results = client.select_topk_batch(batch)
+        results = client.select_topk_batch(batch, wait="host")
         took = time.perf_counter() - start
         for scores, result in zip(everything, results, strict=True):
             rows, width = scores.floats.shape

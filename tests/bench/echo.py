@@ -1,4 +1,6 @@
-"""A bare grpcio server on a Unix socket, which answers every call with bytes of one size: what gRPC itself costs.
+"""A bare grpcio server on a Unix socket, which answers everything with bytes of one size: what gRPC itself costs.
+
+It answers calls, and messages of a stream.
 
 `python echo.py SOCKET REPLY_BYTES`; ends when its standard input does. The first 8 bytes of a request (little-endian)
 are the nanoseconds for which the server keeps busy before it answers.
@@ -8,11 +10,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 
 METHOD = "/echo.Echo/Echo"
+STREAM_METHOD = "/echo.Echo/Stream"
 
 
 def main(path: str, reply_bytes: int) -> None:
@@ -27,9 +32,16 @@ def main(path: str, reply_bytes: int) -> None:
                 pass
         return reply
 
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(answer)
+    def answer_each(requests: Iterator[bytes], context: object) -> Iterator[bytes]:
+        for request in requests:
+            yield answer(request, context)
+
+    handlers: dict[str, Any] = {
+        "Echo": grpc.unary_unary_rpc_method_handler(answer),
+        "Stream": grpc.stream_stream_rpc_method_handler(answer_each),
+    }
     server = grpc.server(ThreadPoolExecutor(8), options=(("grpc.so_reuseport", 0),))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo.Echo", {"Echo": handler}),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo.Echo", handlers),))
     server.add_insecure_port(f"unix:{path}")
     server.start()
     print("ready", flush=True)

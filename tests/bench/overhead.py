@@ -162,11 +162,11 @@ def selection_calls(client: topkd.Client, device: str) -> dict[str, Callable[[],
 
     def batch() -> float:
         # Entries that ran in one kernel call all report its time.
-        return float(client.select_topk_batch(entries)[0].device_time)
+        return float(client.select_topk_batch(entries, wait="host")[0].device_time)
 
     return {
-        "select": lambda: float(client.select_topk(scores, K, out_indices=out).device_time),
-        "plan": lambda: float(plan().device_time),
+        "select": lambda: float(client.select_topk(scores, K, out_indices=out, wait="host").device_time),
+        "plan": lambda: float(plan(wait="host").device_time),
         "batch": batch,
     }
 

@@ -21,10 +21,10 @@ gpu = pytest.mark.gpu
 
 
 def test_failures_of_the_runtime_are_region_errors_that_name_the_call() -> None:
-    assert _cuda._checked("cudaGetDevice", (0, 3)) == 3
-    assert _cuda._checked("cudaFree", (0,)) == ()
+    assert _cuda.checked("cudaGetDevice", (0, 3)) == 3
+    assert _cuda.checked("cudaFree", (0,)) == ()
     with pytest.raises(topkd.RegionError, match="cudaMalloc of 5 bytes failed: 2"):
-        _cuda._checked("cudaMalloc of 5 bytes", (2, None))
+        _cuda.checked("cudaMalloc of 5 bytes", (2, None))
 
 
 @pytest.fixture(scope="module")

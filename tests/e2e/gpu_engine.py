@@ -4,6 +4,7 @@ It speaks like `engine.py`.
 
 Modes:
     long        attaches, holds device memory in regions, and makes calls of some seconds each
+    blocked     has a call accepted that its stream comes to after ten seconds only
     steady      makes short calls as fast as it can, checks every bit, and reports when its standard input ends
     expandable  registers a tensor from an expandable segment, and says what it was told
 """
@@ -47,7 +48,7 @@ def long_call(client: topkd.Client, seconds: float = LONG_SECONDS) -> tuple[Any,
     """Returns a matrix, and a k, whose selection by the family `torch` takes about `seconds` on the server."""
     rows = 2048
     for _ in range(2):
-        probe = client.select_topk(many_rows(client, rows), 8, kernel="torch", timeout=60).device_time
+        probe = client.select_topk(many_rows(client, rows), 8, kernel="torch", timeout=60, wait="host").device_time
     return many_rows(client, min(1 << 23, int(rows * seconds / probe))), 8
 
 
@@ -60,8 +61,20 @@ def run_long(client: topkd.Client) -> None:
     scores, k = long_call(client)
     say(state="calling", held=held.numel(), shared=region.shared.size)
     while True:
-        client.select_topk(scores, k, kernel="torch", timeout=60)
+        client.select_topk(scores, k, kernel="torch", timeout=60, wait="host")
         say(state="called")
+
+
+def run_blocked(client: topkd.Client) -> None:
+    """A call behind a stream that is busy for long."""
+    scores = client.empty((4, 8192), torch.float32)
+    client.select_topk(scores, 64, kernel="radix_wide")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(20_000_000_000)
+    for _ in range(2):
+        client.select_topk(scores, 64, kernel="radix_wide")
+    say(state="blocked")
+    time.sleep(60)
 
 
 def wait_for_end(ended: threading.Event) -> None:
@@ -110,10 +123,10 @@ def run_expandable(client: topkd.Client) -> None:
 
 def main(target: str, mode: str) -> None:
     """Runs a mode."""
-    with topkd.Client(Path(target), name=f"gpu engine {mode}", attach_timeout=60) as client:
+    with topkd.Client(Path(target), name=f"gpu engine {mode}", attach_timeout=60, ready_timeout=10) as client:
         client.connect()
         say(state="attached")
-        {"long": run_long, "steady": run_steady, "expandable": run_expandable}[mode](client)
+        {"long": run_long, "steady": run_steady, "blocked": run_blocked, "expandable": run_expandable}[mode](client)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def want(scores: Any, k: int) -> Any:
 def test_a_selection_from_session_memory(client: topkd.Client, dtype: str) -> None:
     scores = filled(client, 1, (ROWS, WIDTH), dtype)
     assert scores.is_cuda
-    result = client.select_topk(scores, K, values=True, **UNIQUE)
+    result = client.select_topk(scores, K, values=True, wait="host", **UNIQUE)
     assert result.indices.device == scores.device
     assert torch.equal(result.indices.cpu(), want(scores, K))
     assert torch.equal(bits(result.values), bits(scores.gather(1, result.indices.long())))
@@ -93,7 +93,7 @@ def test_given_outputs_and_options(client: topkd.Client) -> None:
         client.select_topk(scores, K, page_size=8)
 
 
-def test_a_call_waits_for_the_callers_stream(client: topkd.Client) -> None:
+def test_a_call_is_in_the_order_of_the_callers_stream(client: topkd.Client) -> None:
     scores = filled(client, 4, (ROWS, WIDTH))
     later = torch.from_numpy(answers.rows(5, ROWS, WIDTH)).cuda()
     torch.cuda.synchronize()
@@ -193,7 +193,7 @@ def test_a_killed_worker_is_named_and_everything_restored(own: Running) -> None:
         region = client.register(registered)
         plan = client.plan(registered, K, **UNIQUE)
         matrix, k = gpu_engine.long_call(client)
-        call = start_call(client.select_topk, matrix, k, kernel="torch")
+        call = start_call(client.select_topk, matrix, k, kernel="torch", wait="host")
         worker = _computing(before)
         killed_at = processes.kill(worker)
         call.wait()
@@ -226,7 +226,7 @@ def test_a_killed_front_takes_its_workers_along_and_the_client_comes_back(launch
         server.settle()
         workers = server.workers()
         matrix, k = gpu_engine.long_call(client)
-        call = start_call(client.select_topk, matrix, k, kernel="torch")
+        call = start_call(client.select_topk, matrix, k, kernel="torch", wait="host")
         _computing(workers)
         killed_at = processes.kill(server.pid)
         call.wait()

@@ -94,7 +94,15 @@ def test_unknown_fields_survive() -> None:
         (
             "selection",
             "SelectionService",
-            ["SelectTopK", "MergeTopK", "CreatePlan", "ReleasePlan", "RegisterRegion", "ReleaseRegion"],
+            [
+                "SelectTopK",
+                "SelectTopKStream",
+                "MergeTopK",
+                "CreatePlan",
+                "ReleasePlan",
+                "RegisterRegion",
+                "ReleaseRegion",
+            ],
         ),
     ],
 )

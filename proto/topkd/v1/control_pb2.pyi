@@ -40,7 +40,7 @@ class KernelFamily(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtypes: _Optional[_Iterable[_Union[_tensor_pb2.DType, str]]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_sessions", "max_regions", "max_region_bytes", "max_session_bytes", "max_plans", "max_batch", "max_rows", "max_message_bytes", "max_queue")
+    __slots__ = ("max_sessions", "max_regions", "max_region_bytes", "max_session_bytes", "max_plans", "max_batch", "max_rows", "max_message_bytes", "max_queue", "max_slots", "max_ready_timeout_ms", "max_streams")
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_REGIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_REGION_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,9 @@ class Limits(_message.Message):
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_READY_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
     max_sessions: int
     max_regions: int
     max_region_bytes: int
@@ -59,7 +62,10 @@ class Limits(_message.Message):
     max_rows: int
     max_message_bytes: int
     max_queue: int
-    def __init__(self, max_sessions: _Optional[int] = ..., max_regions: _Optional[int] = ..., max_region_bytes: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., max_plans: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_queue: _Optional[int] = ...) -> None: ...
+    max_slots: int
+    max_ready_timeout_ms: int
+    max_streams: int
+    def __init__(self, max_sessions: _Optional[int] = ..., max_regions: _Optional[int] = ..., max_region_bytes: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., max_plans: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_queue: _Optional[int] = ..., max_slots: _Optional[int] = ..., max_ready_timeout_ms: _Optional[int] = ..., max_streams: _Optional[int] = ...) -> None: ...
 
 class ServerInfo(_message.Message):
     __slots__ = ("version", "protocol_revision", "epoch", "device", "kernels", "limits", "sessions")

@@ -21,6 +21,13 @@ class Ties(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TIES_ANY: _ClassVar[Ties]
     TIES_LOWEST: _ClassVar[Ties]
     TIES_HIGHEST: _ClassVar[Ties]
+
+class OrderedFailure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ORDERED_FAILURE_UNSPECIFIED: _ClassVar[OrderedFailure]
+    ORDERED_FAILURE_READY_TIMEOUT: _ClassVar[OrderedFailure]
+    ORDERED_FAILURE_KERNEL_FAILED: _ClassVar[OrderedFailure]
+    ORDERED_FAILURE_SESSION_ENDED: _ClassVar[OrderedFailure]
 ORDER_UNSPECIFIED: Order
 ORDER_ANY: Order
 ORDER_INDEX: Order
@@ -29,6 +36,10 @@ TIES_UNSPECIFIED: Ties
 TIES_ANY: Ties
 TIES_LOWEST: Ties
 TIES_HIGHEST: Ties
+ORDERED_FAILURE_UNSPECIFIED: OrderedFailure
+ORDERED_FAILURE_READY_TIMEOUT: OrderedFailure
+ORDERED_FAILURE_KERNEL_FAILED: OrderedFailure
+ORDERED_FAILURE_SESSION_ENDED: OrderedFailure
 
 class Selection(_message.Message):
     __slots__ = ("input", "k", "lengths", "next_n", "max_length", "row_starts", "group", "pooled", "pin_newest", "drop_neg_inf", "expand", "largest", "order", "ties", "values", "index_dtype", "row_offsets", "page_table", "page_size", "row_to_table", "table_starts", "out_indices", "out_values", "kernel")
@@ -96,11 +107,25 @@ class BatchItem(_message.Message):
     plan: PlanCall
     def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., plan: _Optional[_Union[PlanCall, _Mapping]] = ...) -> None: ...
 
+class Ordering(_message.Message):
+    __slots__ = ("slot", "ready", "done", "ready_timeout_ms")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    READY_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    ready: int
+    done: int
+    ready_timeout_ms: int
+    def __init__(self, slot: _Optional[int] = ..., ready: _Optional[int] = ..., done: _Optional[int] = ..., ready_timeout_ms: _Optional[int] = ...) -> None: ...
+
 class SelectTopKRequest(_message.Message):
-    __slots__ = ("items",)
+    __slots__ = ("items", "ordering")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ORDERING_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[BatchItem]
-    def __init__(self, items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
+    ordering: Ordering
+    def __init__(self, items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ..., ordering: _Optional[_Union[Ordering, _Mapping]] = ...) -> None: ...
 
 class SelectionResult(_message.Message):
     __slots__ = ("indices", "values", "kernel", "device_time_ns")
@@ -121,6 +146,40 @@ class SelectTopKResponse(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[SelectionResult]
     queue_time_ns: int
     def __init__(self, results: _Optional[_Iterable[_Union[SelectionResult, _Mapping]]] = ..., queue_time_ns: _Optional[int] = ...) -> None: ...
+
+class SelectTopKStreamRequest(_message.Message):
+    __slots__ = ("call_id", "request", "timeout_ms")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    request: SelectTopKRequest
+    timeout_ms: int
+    def __init__(self, call_id: _Optional[int] = ..., request: _Optional[_Union[SelectTopKRequest, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class CallError(_message.Message):
+    __slots__ = ("code", "reason", "message", "field", "retry_after_ms")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    message: str
+    field: str
+    retry_after_ms: int
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class SelectTopKStreamResponse(_message.Message):
+    __slots__ = ("call_id", "response", "error")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    response: SelectTopKResponse
+    error: CallError
+    def __init__(self, call_id: _Optional[int] = ..., response: _Optional[_Union[SelectTopKResponse, _Mapping]] = ..., error: _Optional[_Union[CallError, _Mapping]] = ...) -> None: ...
 
 class Merge(_message.Message):
     __slots__ = ("values", "indices", "k", "largest", "order", "ties", "out_indices", "out_values")

@@ -41,6 +41,11 @@ class SelectionServiceStub(object):
                 request_serializer=topkd_dot_v1_dot_selection__pb2.SelectTopKRequest.SerializeToString,
                 response_deserializer=topkd_dot_v1_dot_selection__pb2.SelectTopKResponse.FromString,
                 _registered_method=True)
+        self.SelectTopKStream = channel.stream_stream(
+                '/topkd.v1.SelectionService/SelectTopKStream',
+                request_serializer=topkd_dot_v1_dot_selection__pb2.SelectTopKStreamRequest.SerializeToString,
+                response_deserializer=topkd_dot_v1_dot_selection__pb2.SelectTopKStreamResponse.FromString,
+                _registered_method=True)
         self.MergeTopK = channel.unary_unary(
                 '/topkd.v1.SelectionService/MergeTopK',
                 request_serializer=topkd_dot_v1_dot_selection__pb2.MergeTopKRequest.SerializeToString,
@@ -75,6 +80,14 @@ class SelectionServiceServicer(object):
 
     def SelectTopK(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SelectTopKStream(self, request_iterator, context):
+        """SelectTopK for callers that call again and again: half of what a unary call costs. Requests may be sent ahead; they run and
+        are answered in order, and the stream's flow control holds back who sends too many.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -116,6 +129,11 @@ def add_SelectionServiceServicer_to_server(servicer, server):
                     servicer.SelectTopK,
                     request_deserializer=topkd_dot_v1_dot_selection__pb2.SelectTopKRequest.FromString,
                     response_serializer=topkd_dot_v1_dot_selection__pb2.SelectTopKResponse.SerializeToString,
+            ),
+            'SelectTopKStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.SelectTopKStream,
+                    request_deserializer=topkd_dot_v1_dot_selection__pb2.SelectTopKStreamRequest.FromString,
+                    response_serializer=topkd_dot_v1_dot_selection__pb2.SelectTopKStreamResponse.SerializeToString,
             ),
             'MergeTopK': grpc.unary_unary_rpc_method_handler(
                     servicer.MergeTopK,
@@ -172,6 +190,33 @@ class SelectionService(object):
             '/topkd.v1.SelectionService/SelectTopK',
             topkd_dot_v1_dot_selection__pb2.SelectTopKRequest.SerializeToString,
             topkd_dot_v1_dot_selection__pb2.SelectTopKResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SelectTopKStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/topkd.v1.SelectionService/SelectTopKStream',
+            topkd_dot_v1_dot_selection__pb2.SelectTopKStreamRequest.SerializeToString,
+            topkd_dot_v1_dot_selection__pb2.SelectTopKStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

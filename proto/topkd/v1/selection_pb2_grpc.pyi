@@ -36,6 +36,10 @@ class SelectionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SelectionServiceAsyncStub: ...
     SelectTopK: _grpc.UnaryUnaryMultiCallable[_selection_pb2.SelectTopKRequest, _selection_pb2.SelectTopKResponse]
+    SelectTopKStream: _grpc.StreamStreamMultiCallable[_selection_pb2.SelectTopKStreamRequest, _selection_pb2.SelectTopKStreamResponse]
+    """SelectTopK for callers that call again and again: half of what a unary call costs. Requests may be sent ahead; they run and
+    are answered in order, and the stream's flow control holds back who sends too many.
+    """
     MergeTopK: _grpc.UnaryUnaryMultiCallable[_selection_pb2.MergeTopKRequest, _selection_pb2.MergeTopKResponse]
     CreatePlan: _grpc.UnaryUnaryMultiCallable[_selection_pb2.CreatePlanRequest, _selection_pb2.CreatePlanResponse]
     ReleasePlan: _grpc.UnaryUnaryMultiCallable[_selection_pb2.ReleasePlanRequest, _selection_pb2.ReleasePlanResponse]
@@ -50,6 +54,10 @@ class SelectionServiceAsyncStub(SelectionServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SelectTopK: _aio.UnaryUnaryMultiCallable[_selection_pb2.SelectTopKRequest, _selection_pb2.SelectTopKResponse]  # type: ignore[assignment]
+    SelectTopKStream: _aio.StreamStreamMultiCallable[_selection_pb2.SelectTopKStreamRequest, _selection_pb2.SelectTopKStreamResponse]  # type: ignore[assignment]
+    """SelectTopK for callers that call again and again: half of what a unary call costs. Requests may be sent ahead; they run and
+    are answered in order, and the stream's flow control holds back who sends too many.
+    """
     MergeTopK: _aio.UnaryUnaryMultiCallable[_selection_pb2.MergeTopKRequest, _selection_pb2.MergeTopKResponse]  # type: ignore[assignment]
     CreatePlan: _aio.UnaryUnaryMultiCallable[_selection_pb2.CreatePlanRequest, _selection_pb2.CreatePlanResponse]  # type: ignore[assignment]
     ReleasePlan: _aio.UnaryUnaryMultiCallable[_selection_pb2.ReleasePlanRequest, _selection_pb2.ReleasePlanResponse]  # type: ignore[assignment]
@@ -67,6 +75,16 @@ class SelectionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _selection_pb2.SelectTopKRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_selection_pb2.SelectTopKResponse, _abc.Awaitable[_selection_pb2.SelectTopKResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SelectTopKStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_selection_pb2.SelectTopKStreamRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_selection_pb2.SelectTopKStreamResponse], _abc.AsyncIterator[_selection_pb2.SelectTopKStreamResponse]]:
+        """SelectTopK for callers that call again and again: half of what a unary call costs. Requests may be sent ahead; they run and
+        are answered in order, and the stream's flow control holds back who sends too many.
+        """
 
     @_abc_1.abstractmethod
     def MergeTopK(

@@ -1,0 +1,83 @@
+"""A session's words as CUDA streams of this process use them. Imports `cuda.bindings` when the first are mapped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from topkd._cuda import checked, on_device
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from topkd._words import Words
+
+__all__ = ["DeviceWords"]
+
+_PORTABLE_MAPPED: Final = 3
+_LOOK_S: Final = 0.05
+_LONGEST_S: Final = 600.0
+_kept: list[DeviceWords] = []
+"""Words that a stream may still wait for: never let go."""
+
+
+class DeviceWords:
+    """The page, registered with the driver. Every call but `retire` returns at once."""
+
+    def __init__(self, words: Words, ordinal: int) -> None:
+        """Registers the page.
+
+        Raises:
+            RegionError: The driver refuses it.
+        """
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._words = words  # keeps the mapping
+        self._ordinal = ordinal
+        self._greater = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        with on_device(ordinal) as runtime:
+            runtime.cudaFree(0)  # makes the context
+            checked("cuMemHostRegister", driver.cuMemHostRegister(words.address, words.size, _PORTABLE_MAPPED))
+            self._base = int(checked("cuMemHostGetDevicePointer", driver.cuMemHostGetDevicePointer(words.address, 0)))
+
+    def identity(self, stream: int) -> int:
+        """Returns a stream's number, which no other stream of the process ever has; its handle may come again."""
+        return int(checked("cuStreamGetId", self._driver.cuStreamGetId(stream)))
+
+    def write_ready(self, stream: int, slot: int, value: int) -> None:
+        """Makes a stream store a ready word, after everything before it in the stream."""
+        address = self._base + self._words.offset_of_ready(slot)
+        checked("cuStreamWriteValue64", self._driver.cuStreamWriteValue64(stream, address, value, 0))
+
+    def wait_done(self, stream: int, slot: int, value: int) -> None:
+        """Makes a stream wait until a done word is at least a value."""
+        address = self._base + self._words.offset_of_done(slot)
+        checked("cuStreamWaitValue64", self._driver.cuStreamWaitValue64(stream, address, value, self._greater))
+
+    def retire(self, streams: Sequence[Any]) -> None:
+        """Takes the page out of the driver in the background, once what is in some torch streams now is over."""
+        _kept.append(self)
+        threading.Thread(target=self._retire, args=(streams,), name="topkd-words", daemon=True).start()
+
+    def _retire(self, streams: Sequence[Any]) -> None:
+        import torch
+
+        try:
+            with torch.cuda.device(self._ordinal):
+                events = []
+                for stream in streams:
+                    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    event.record(stream)
+                    events.append(event)
+                deadline = time.monotonic() + _LONGEST_S
+                while not all(event.query() for event in events):
+                    if time.monotonic() > deadline:
+                        return
+                    time.sleep(_LOOK_S)
+        except RuntimeError:  # a stream that is being captured, or is gone: the page stays as it is
+            return
+        with on_device(self._ordinal):
+            self._driver.cuMemHostUnregister(self._words.address)
+        _kept.remove(self)

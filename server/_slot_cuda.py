@@ -1,0 +1,191 @@
+"""Slots of the CUDA backend: a stream each, which waits for the ready word by itself.
+
+A call in the stream: wait(ready word >= ready) -> kernels -> commits -> write(done word, done). What waits in a stream
+cannot be taken back, so the kernels write to scratch memory and a small kernel behind each, `topkd.kernels.Commit`,
+copies the results out unless the slot's gate has been raised to the call's ticket, its done value, meanwhile. To give a
+call up: raise the gate, then store the ready word in the client's place; the stream moves on and writes nothing.
+
+Kernels that do more than enqueue (the `torch` family) cannot stand behind a wait: they are launched when their ready
+word has come, and write in place.
+"""
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from topkd import kernels
+from topkd._words import LINE, Words
+
+from ._execute import Batch, Call
+from ._record import Recorder
+from ._slots import OrderedCall
+from .errors import KernelFailedError
+
+__all__ = ["CudaSlot", "MappedWords"]
+
+_MOST_OPERATIONS = 512
+"""Operations that may wait in one stream: the driver blocks whoever enqueues more than about 1,000 (one H200, 2026)."""
+_PORTABLE_MAPPED = 3
+
+
+class MappedWords:
+    """A session's words as the device sees them, and the gates of its slots, which the client does not see.
+
+    Attributes:
+        address: of the words, for the device.
+        gates: address of the gates, for the device; one a line.
+    """
+
+    def __init__(self, driver: Any, words: Words, slots: int) -> None:
+        self._driver = driver
+        self._host = words.address
+        self.call(driver.cuMemHostRegister(words.address, words.size, _PORTABLE_MAPPED))
+        self.address = int(self.call(driver.cuMemHostGetDevicePointer(words.address, 0)))
+        self._gates = torch.zeros(slots * LINE // 8, dtype=torch.int64, pin_memory=True)
+        self.gates = self._gates.data_ptr()
+
+    def call(self, result: tuple[Any, ...]) -> Any:
+        """Returns what a call of the driver gave.
+
+        Raises:
+            KernelFailedError: it failed.
+        """
+        status, *values = result
+        if int(status):
+            raise KernelFailedError(f"the CUDA driver answers {getattr(status, 'name', status)}")
+        return values[0] if values else None
+
+    def wait_ready(self, stream: int, slot: int, value: int) -> None:
+        """Makes a stream wait until a ready word is at least a value."""
+        flags = self._driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        self.call(self._driver.cuStreamWaitValue64(stream, self.address + 2 * slot * LINE, value, flags))
+
+    def write_done(self, stream: int, slot: int, value: int) -> None:
+        """Makes a stream write a done word, after everything before it is visible."""
+        self.call(self._driver.cuStreamWriteValue64(stream, self.address + (2 * slot + 1) * LINE, value, 0))
+
+    def raise_gate(self, slot: int, ticket: int) -> None:
+        """Makes commits up to a ticket write nothing; no call of CUDA, so that nothing can hold it up."""
+        ctypes.c_int64.from_address(self.gates + slot * LINE).value = ticket
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A call in the stream: its operations, the events around each kernel call, and the one behind it all."""
+
+    call: OrderedCall
+    operations: int
+    events: list[tuple[Any, Any]]
+    last: Any
+
+
+class CudaSlot:
+    """One slot: a stream and what is in it."""
+
+    rung = False
+
+    def __init__(
+        self, number: int, words: Words, mapped: MappedWords, commit: kernels.Commit | None, recorder: Recorder
+    ) -> None:
+        self._number = number
+        self._words = words
+        self._mapped = mapped
+        self._commit = commit
+        self._recorder = recorder
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pending: deque[_Pending] = deque()
+        self._idle_events: list[Any] = []
+        self._reading = threading.Lock()
+
+    def enqueue(self, call: OrderedCall) -> bool:
+        """Puts a call behind its ready word, if all of it only enqueues."""
+        batch, commit = call.batch, self._commit
+        if batch is None or commit is None or not all(_enqueues(one) for one in batch.calls):
+            return False
+        if sum(one.operations for one in list(self._pending)) + _operations(batch) > _MOST_OPERATIONS:
+            return False
+        gate = self._mapped.gates + self._number * LINE
+
+        def run(one: Call) -> None:
+            scratch = [replace(request, out_indices=None, out_values=None) for request in one.selections]
+            results = kernels.run_select_batch(scratch, overlap_checked=True)
+            for request, result in zip(one.selections, results, strict=True):
+                pairs = ((result.indices, request.out_indices), (result.values, request.out_values))
+                for source, target in pairs:
+                    if source is not None and target is not None:
+                        commit(source, target, gate, call.done)
+
+        self._mapped.wait_ready(self._stream.cuda_stream, self._number, call.ready)
+        self._put(call, batch, run)
+        return True
+
+    def run(self, call: OrderedCall) -> None:
+        """Puts a call whose ready word has come into the stream."""
+        if call.batch is None:
+            self.skip(call.done)
+        else:
+            self._put(call, call.batch, lambda one: kernels.run_select_batch(one.selections, overlap_checked=True))
+
+    def _put(self, call: OrderedCall, batch: Batch, run: Callable[[Call], object]) -> None:
+        """Enqueues kernels with events around them, and the done word; after a failure what was enqueued is known."""
+        pending = _Pending(call, _operations(batch), [], self._event())
+        try:
+            with torch.cuda.stream(self._stream):
+                for one in batch.calls:
+                    before, after = self._event(), self._event()
+                    before.record(self._stream)
+                    run(one)
+                    after.record(self._stream)
+                    pending.events.append((before, after))
+            self.skip(call.done)
+        finally:
+            pending.last.record(self._stream)
+            self._pending.append(pending)
+
+    def _event(self) -> Any:
+        return self._idle_events.pop() if self._idle_events else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def skip(self, done: int) -> None:
+        """Writes a done word after everything in the stream."""
+        self._mapped.write_done(self._stream.cuda_stream, self._number, done)
+
+    def give_up(self, call: OrderedCall) -> None:
+        """Raises the gate, then stores the ready word in the client's place. Calls nothing of CUDA.
+
+        Should the client's stream store a higher value just now, this overwrites it, and the next call of the slot, if
+        one is there, gets its time-out too: late, never wrong.
+        """
+        self._mapped.raise_gate(self._number, call.done)
+        if self._words.ready(self._number) < call.ready:
+            self._words.set_ready(self._number, call.ready)
+
+    def unfinished(self) -> list[OrderedCall]:
+        """Returns the calls whose end the device has not told yet; notes the figures of the others."""
+        try:
+            with self._reading:
+                while self._pending and self._pending[0].last.query():
+                    self._note(self._pending.popleft())
+        except RuntimeError as error:
+            raise KernelFailedError(f"the device has failed: {error}") from error
+        return [pending.call for pending in list(self._pending)]
+
+    def _note(self, pending: _Pending) -> None:
+        call, events = pending.call, pending.events
+        if call.batch is not None and not call.given_up and len(events) == len(call.batch.calls):
+            times: Sequence[int] = [int(before.elapsed_time(after) * 1e6) for before, after in events]
+            self._recorder.batch(call.waited, call.batch, times, None)
+        self._idle_events += [pending.last, *(event for pair in events for event in pair)]
+
+
+def _enqueues(call: Call) -> bool:
+    return call.kernel != "merge" and all(kernels.only_enqueues(request) for request in call.selections)
+
+
+def _operations(batch: Batch) -> int:
+    """Returns the operations of a batch in a stream: its kernels, commits, events, the wait and the done word."""
+    return sum(2 + 3 * len(call.requests) for call in batch.calls) + 3
