@@ -15,6 +15,9 @@ from tests.watch import tools
 collect_ignore_glob = ["test_*.py"] if tools.missing() else []  # tests/conftest.py prints why
 
 if not tools.missing():
+    from playwright.sync_api import Browser
+
+    from tests.watch.browser import chromium
     from tests.watch.live import Load, Prometheus
 
 SCRAPES = 12
@@ -45,4 +48,11 @@ def prometheus(folder: Path, busy: Running) -> Iterator[Prometheus]:
     """A Prometheus with the project's rules that scrapes the busy server every second."""
     with Prometheus(folder / "p", busy.metrics_port) as running:
         running.wait_for_scrapes(SCRAPES)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium."""
+    with chromium() as running:
         yield running

@@ -12,7 +12,10 @@ import pytest
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from playwright.sync_api import Browser
 
+from tests.watch import panels
+from tests.watch.browser import opened
 from tests.watch.dashboard import DASHBOARD, PANELS, ROWS, expression, targets
 from tests.watch.live import Prometheus
 
@@ -103,3 +106,13 @@ def test_panels_of_the_load_show_more_than_zeros(prometheus: Prometheus) -> None
     for name in moving:
         samples = prometheus.query(expression(TARGETS[name]["expr"]))
         assert any(float(sample["value"][1]) > 0 for sample in samples), name
+
+
+def test_the_panels_of_the_pictures_are_drawn(browser: Browser, prometheus: Prometheus) -> None:
+    with panels.served(prometheus, 10) as address, opened(browser, address) as (page, troubles):
+        page.wait_for_selector("body[data-drawn]", timeout=30_000)
+        assert page.locator("figure").count() == len(PANELS)
+        assert page.locator("h2").all_inner_texts() == ROWS
+        drawn = [panel for panel in PANELS if panel["type"] in ("timeseries", "heatmap")]
+        assert page.locator("figure canvas").count() == len(drawn)
+        assert troubles == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,12 @@ from playwright.sync_api import Browser, Page
 from tests.e2e import processes
 from tests.e2e.servers import Running
 from tests.e2e.test_fleet import Fleet
-from tests.watch.browser import chromium, opened
+from tests.watch.browser import opened
 from tests.watch.live import Load
 
 pytestmark = pytest.mark.watch
 
 LIVE_MS = 15_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
 
 
 def address(server: Running | Fleet) -> str:
