@@ -1,7 +1,7 @@
-"""The `cluster` family: a thread-block cluster a row, for few long rows of bf16 or f32 scores.
+"""The `cluster` family: a thread-block cluster a row, for few long rows of scores.
 
-Host side: what the family serves, which cluster size a launch takes, its variants (five sizes, largest or smallest,
-dtype), launching. The kernels and how they work are in `cluster_kernel` (bf16) and `cluster32_kernel` (f32); figures
+Host side: what the family serves, which cluster size a launch takes, its variants (five sizes, and what `KINDS` says),
+launching. The kernels and how they work are in `cluster_kernel` (16-bit scores) and `cluster32_kernel` (f32); figures
 are in docs/kernels/cluster.md.
 """
 
@@ -26,25 +26,37 @@ SIZES = (16, 8, 4, 2, 1)
 """CTAs of a cluster, the largest first; 16 is more than every device of an architecture must hold."""
 SCORES_A_CTA = 4096
 """A row is spread over no more CTAs than have so many of its scores each: with fewer, messages cost too much."""
+SCORES_A_CROWDED_CTA = 32_768
+"""The same for clusters of more than `MOST_CROWDED` CTAs, if together they take more than half of the SMs: then some of
+a cluster's CTAs share one."""
+MOST_CROWDED = 4
 CTAS_AN_SM = 2
 """What registers and shared memory allow; the driver may allow less."""
 MOST_CHOICES = 4096
 """Shapes for which the chosen variant is remembered."""
 DIRECT, ORDERED = 1, 2
 """Bits of a kernel's `path`: the whole row is counted instead of sampled (for tests; sampling falls back to it), and
-indices ascend, while of equal scores the first (or last) are taken."""
+indices ascend, while of equal scores the first (or last) are taken (f32; of 16 bits such output has its own variants).
+"""
 
-KERNELS: dict[torch.dtype, tuple[str, str, tuple[str, ...]]] = {
-    torch.bfloat16: ("cluster_kernel", "ClusterSelect", ()),
-    torch.float32: ("cluster32_kernel", "ClusterSelect32", ("float32",)),
+KERNELS: dict[torch.dtype, tuple[str, str, str]] = {
+    torch.bfloat16: ("cluster_kernel", "ClusterSelect", "bfloat16"),
+    torch.float16: ("cluster_kernel", "ClusterSelect", "float16"),
+    torch.float32: ("cluster32_kernel", "ClusterSelect32", "float32"),
 }
-"""By dtype of the scores: module and class of the kernel, and facts behind cluster size and largest."""
+"""By dtype of the scores: module and class of the kernel, and the dtype's name among its facts."""
 
-_Variant = tuple[str, int, bool, torch.dtype]
-"""Architecture, cluster size, largest, dtype of the scores: all that changes the code."""
+_Kind = tuple[bool, torch.dtype, int, bool]
+"""Largest, dtype of the scores, group, ordered: with the cluster size all that changes the code."""
+HALVES = (torch.bfloat16, torch.float16)
+KINDS: tuple[_Kind, ...] = (
+    *product((True, False), KERNELS, (1,), (False,)),
+    *product((True,), HALVES, (1,), (True,)),
+    *product((True,), HALVES, (8,), (False,)),
+)
 
-_Shape = tuple[int, int, int, bool, torch.dtype]
-"""What a variant is chosen by: device, rows, bound of their lengths, largest, dtype."""
+_Shape = tuple[int, int, int, _Kind]
+"""What a variant is chosen by: device, rows, bound of their lengths, kind."""
 
 
 class _Launcher(NamedTuple):
@@ -62,9 +74,9 @@ class ClusterFamily:
     oldest = (9, 0)
 
     def __init__(self) -> None:
-        self._compiled: dict[_Variant, Made] = {}
+        self._compiled: dict[tuple[str, int, _Kind], Made] = {}
         self._warm: set[tuple[int, Callable[..., None]]] = set()
-        self._launchers: dict[tuple[int, int, bool, torch.dtype], _Launcher] = {}
+        self._launchers: dict[tuple[int, int, _Kind], _Launcher] = {}
         self._choices: dict[_Shape, Callable[..., None]] = {}
         self._lock = threading.RLock()
 
@@ -81,8 +93,8 @@ class ClusterFamily:
 
     def precompile(self, arch: str) -> None:
         """Load or compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
-        for variant in product((arch,), SIZES, (True, False), KERNELS):
-            self._code(variant)
+        for size, kind in product(SIZES, KINDS):
+            self._code(arch, size, kind)
 
     def warm(self, request: SelectRequest) -> None:
         """Load or compile the request's variant, and launch it on scores of its own, so that the device has it too."""
@@ -97,7 +109,7 @@ class ClusterFamily:
             if torch.cuda.is_current_stream_capturing():
                 raise RuntimeError("kernel family 'cluster' cannot be warmed while the stream is being captured")
             zeros = torch.zeros(1, 8, dtype=request.input.dtype, device=device)
-            small = check_select(zeros, 1, largest=request.largest)
+            small = check_select(zeros, 1, largest=request.largest, group=request.group)
             job = Job(small, torch.empty(1, 1, dtype=torch.int32, device=device), None)
             function(*launch_arguments(job), 0, 0, torch._C._cuda_getCurrentRawStream(index))
             self._warm.add((index, function))
@@ -129,7 +141,7 @@ class ClusterFamily:
         rows, width = request.input.shape
         bound = request.max_length
         length = width if bound is None or bound > width else bound
-        key = (index, rows, length, request.largest, request.input.dtype)
+        key = (index, rows, length, kind_of(request))
         function = self._choices.get(key) or self._choose(key)
         stream = torch._C._cuda_getCurrentRawStream(index)  # a fifth of the cost of torch.cuda.current_stream
         if is_plain(job):
@@ -151,44 +163,47 @@ class ClusterFamily:
         It is the largest cluster size that leaves an SM to each CTA and enough scores to each, and of which the device
         holds all rows' clusters at once; of one CTA a row there may be any number.
         """
-        index, rows, length, largest, dtype = key
+        index, rows, length, kind = key
         launcher = None
-        for size in sizes(rows, length, _processors(index)):
-            larger = self._launcher(index, size, largest, dtype)
+        crowded = SCORES_A_CROWDED_CTA if kind[1] in HALVES else SCORES_A_CTA
+        for size in sizes(rows, length, _processors(index), crowded):
+            larger = self._launcher(index, size, kind)
             if rows <= larger.resident:
                 launcher = larger
                 break
-        launcher = launcher or self._launcher(index, 1, largest, dtype)
+        launcher = launcher or self._launcher(index, 1, kind)
         if len(self._choices) >= MOST_CHOICES:
             self._choices.clear()
         self._choices[key] = launcher.function
         return launcher.function
 
-    def _launcher(self, index: int, size: int, largest: bool, dtype: torch.dtype) -> _Launcher:
+    def _launcher(self, index: int, size: int, kind: _Kind) -> _Launcher:
         """Return a variant on a device, compiling it if it is cold."""
-        launcher = self._launchers.get((index, size, largest, dtype))
+        launcher = self._launchers.get((index, size, kind))
         if launcher is not None:
             return launcher
         if torch.cuda.is_current_stream_capturing():
+            largest, dtype, group, ordered = kind
             raise RuntimeError(
-                f"kernel family 'cluster' has not compiled its variant of {size} CTAs (largest={largest}, {dtype}) "
-                "yet, which cannot be done while the stream is being captured: warm it by one call before the "
-                "capture, or precompile it"
+                f"kernel family 'cluster' has not compiled its variant of {size} CTAs (largest={largest}, {dtype}, "
+                f"group={group}, ordered={ordered}) yet, which cannot be done while the stream is being captured: warm "
+                "it by one call before the capture, or precompile it"
             )
         with self._lock:
-            made = self._code((arch_of(capability(index)), size, largest, dtype))
+            made = self._code(arch_of(capability(index)), size, kind)
             resident = resident_clusters(made.binary, made.launch) if size > 1 else _processors(index) * CTAS_AN_SM
-            return self._launchers.setdefault((index, size, largest, dtype), _Launcher(made.function, resident))
+            return self._launchers.setdefault((index, size, kind), _Launcher(made.function, resident))
 
-    def _code(self, variant: _Variant) -> Made:
+    def _code(self, arch: str, size: int, kind: _Kind) -> Made:
         """Return a variant, loaded or compiled if it is cold."""
         with self._lock:
-            made = self._compiled.get(variant)
+            made = self._compiled.get((arch, size, kind))
             if made is None:
-                arch, size, largest, dtype = variant
-                module, name, facts = KERNELS[dtype]
-                made = load_or_compile(module, name, (size, largest, *facts), arch)
-                self._compiled[variant] = made
+                largest, dtype, *rest = kind
+                module, name, fact = KERNELS[dtype]
+                facts = (size, largest, fact, *(rest if dtype in HALVES else ()))
+                made = load_or_compile(module, name, facts, arch)
+                self._compiled[arch, size, kind] = made
         return made
 
 
@@ -196,19 +211,25 @@ def _shape(request: SelectRequest, index: int) -> _Shape:
     """Return what a request's variant is chosen by."""
     rows, width = request.input.shape
     bound = request.max_length
-    return index, rows, width if bound is None or bound > width else bound, request.largest, request.input.dtype
+    return index, rows, width if bound is None or bound > width else bound, kind_of(request)
 
 
-def sizes(rows: int, length: int, processors: int) -> list[int]:
+def sizes(rows: int, length: int, processors: int, crowded: int = SCORES_A_CROWDED_CTA) -> list[int]:
     """Return the cluster sizes above 1 that suit rows of `length` scores on `processors` SMs, the best first."""
-    return [size for size in SIZES[:-1] if rows * size <= processors and size * SCORES_A_CTA <= length]
+    fitting = [size for size in SIZES[:-1] if rows * size <= processors]
+
+    def least(size: int) -> int:
+        return crowded if size > MOST_CROWDED and 2 * rows * size > processors else SCORES_A_CTA
+
+    return [size for size in fitting if size * least(size) <= length]
 
 
 def is_plain(job: Job) -> bool:
-    """Say whether a job has no more than scores, k and int32 indices in any order."""
+    """Say whether a job has no more than scores, k and int32 indices."""
     request = job.request
     return (
-        path_of(request) == 0
+        request.group == 1
+        and path_of(request) == 0
         and request.lengths is None
         and request.row_starts is None
         and request.page_table is None
@@ -219,30 +240,42 @@ def is_plain(job: Job) -> bool:
     )
 
 
+def wants_order(request: SelectRequest) -> bool:
+    """Say whether a request's order or ties matter."""
+    return request.order == "index" or request.ties != "any"
+
+
+def kind_of(request: SelectRequest) -> _Kind:
+    """Return what of a request changes the code."""
+    dtype = request.input.dtype
+    return request.largest, dtype, request.group, wants_order(request) and dtype in HALVES
+
+
 def path_of(request: SelectRequest) -> int:
-    """Return a request's `path`: `ORDERED`, or 0 where neither order nor ties matter."""
-    return ORDERED if request.order == "index" or request.ties != "any" else 0
+    """Return a request's `path`."""
+    return ORDERED if wants_order(request) and request.input.dtype not in HALVES else 0
 
 
 def unmet_options(request: SelectRequest) -> str | None:
     """Return the first of a request's options that the family does not serve, or None."""
     if request.input.dtype not in KERNELS:
-        return f"cluster serves torch.bfloat16 and torch.float32, input is {request.input.dtype}"
+        return f"cluster serves torch.bfloat16, torch.float16 and torch.float32, input is {request.input.dtype}"
     if request.k > MAX_K:
         return f"cluster serves k <= {MAX_K}, k is {request.k}"
-    if request.group > 1:
-        return f"cluster serves group=1, group is {request.group}"
-    if request.pin_newest:
-        return "cluster does not serve pin_newest=True"
-    if request.drop_neg_inf:
-        return "cluster does not serve drop_neg_inf=True"
+    if request.group not in (1, 8):
+        return f"cluster serves group=1 and group=8, group is {request.group}"
+    if request.pooled:
+        return "cluster does not serve pooled=True"
+    if request.pin_newest and request.group == 1:
+        return "cluster serves pin_newest=True with group=8 only"
+    if request.drop_neg_inf and request.group == 1:
+        return "cluster serves drop_neg_inf=True with group=8 only"
     if request.order == "value":
-        return 'cluster does not serve order="value"'
-    if request.input.dtype == torch.bfloat16:
-        if request.order != "any":
-            return f'cluster serves order="any" of torch.bfloat16, order is {request.order!r}'
-        if request.ties != "any":
-            return f'cluster serves ties="any" of torch.bfloat16, ties is {request.ties!r}'
+        return "cluster does not serve order='value'"
+    if kind_of(request) not in KINDS:
+        if request.group > 1 and request.input.dtype not in HALVES:
+            return f"cluster serves group=8 of 16-bit scores, input is {request.input.dtype}"
+        return 'cluster serves order="index" and ties of 16-bit scores with largest=True and group=1 only'
     return None
 
 

@@ -4,10 +4,12 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32, Uint64
+from cutlass import Boolean, Int32, Int64, Uint32, Uint64, const_expr
 
 from . import _cute_ops as ops
-from ._cute_rows import Cells, store_index, transformed
+from . import cluster_ops as cops
+from ._cute_flags import DROP_NEG_INF, EXPAND, OUT_INT64
+from ._cute_rows import Cells, has, store_index, transformed, write_cell
 from .cluster_layout import Grid, Layout, Place, Range, Shared, Window
 
 
@@ -17,25 +19,89 @@ class Emit(Layout):
     @cute.jit
     def write_cell(self, arguments, cells: Cells, row: Window, position: Int32, element: Int32):
         """Writes one cell: an element, or -1."""
-        index = Int64(-1)
-        if element >= Int32(0):
-            index = transformed(arguments, cells, Int64(element))
-        store_index(arguments, cells, Int64(position), index)
-        if cells.values != Int64(0):
-            bits = cells.fill
-            if index >= Int64(0):
-                bits = ops.load_score(row.base + Int64(element) * 2, ops.BF16)
-            ops.store_score(cells.values + Int64(position) * 2, bits, ops.BF16)
+        if self.is_plain(arguments):
+            ops.store_int32(cells.indices + Int64(position) * 4, element)
+        else:
+            self.write_any_cell(arguments, cells, row, position, element)
 
     @cute.jit
-    def write_short(self, arguments, cells: Cells, row: Window, place: Place):
+    def is_plain(self, arguments) -> Boolean:
+        """Whether cells are the elements themselves, as int32, without values."""
+        transforms = arguments.page_table | arguments.row_offsets | arguments.out_values
+        other = OUT_INT64 | EXPAND if self.grouped else OUT_INT64
+        return transforms == Int64(0) and not has(arguments.flags, other)
+
+    @cute.jit
+    def write_any_cell(self, arguments, cells: Cells, row: Window, position: Int32, element: Int32):
+        """Writes one cell in any form."""
+        if const_expr(self.grouped):
+            bits = cells.fill
+            if cells.values != Int64(0) and element >= Int32(0):
+                bits = self.value_of(self.key_of_group(row, element))
+            write_cell(arguments, cells, row, position, element, bits, (2, self.dtype))
+        else:
+            index = Int64(-1)
+            if element >= Int32(0):
+                index = transformed(arguments, cells, Int64(element))
+            store_index(arguments, cells, Int64(position), index)
+            if cells.values != Int64(0):
+                bits = cells.fill
+                if index >= Int64(0):
+                    bits = ops.load_score(row.base + Int64(element) * 2, self.dtype)
+                ops.store_score(cells.values + Int64(position) * 2, bits, self.dtype)
+
+    @cute.jit
+    def key_of_group(self, row: Window, element: Int32) -> Int32:
+        """The key of a group, from the row."""
+        best = Int32(0)
+        for i in cutlass.range_constexpr(8):
+            there = Int64(element) * 8 + i < row.length
+            score = cops.load_element(row.base + Int64(element) * 16 + 2 * i, there)
+            key = Int32(cops.word_keys(score, self.largest, self.dtype) & Uint32(0xFFFF))
+            if there:
+                best = cutlass.max(best, key)
+        return best
+
+    @cute.jit
+    def value_of(self, key: Int32) -> Uint32:
+        """The value of a group: NaN as the quiet NaN."""
+        bits = Uint32(key ^ 0x8000)
+        if key < Int32(0x8000):
+            bits = Uint32(key ^ 0xFFFF)
+        if key == Int32(cops.NAN_KEY):
+            bits = Uint32(ops.QUIET_NAN_TOP[self.dtype] >> 16)
+        return bits
+
+    @cute.jit
+    def drops(self, arguments, key: Int32) -> Boolean:
+        """Whether elements of a key are written as -1."""
+        lowest = 0x7FFF - (ops.INF_TOP[self.dtype] >> 16)
+        return has(arguments.flags, DROP_NEG_INF) and key == Int32(lowest)
+
+    @cute.jit
+    def write_pinned(self, arguments, cells: Cells, row: Window):
+        """Writes the row's last element into its last cell."""
+        infinity = Uint32(ops.INF_TOP[self.dtype] >> 16)
+        write_cell(arguments, cells, row, arguments.k - 1, row.count - 1, infinity, (2, self.dtype))
+
+    @cute.jit
+    def write_short(self, arguments, cells: Cells, row: Window, place: Place, pinned: Int32):
         """All elements of a row that has no more than k, then -1s."""
         first = place.rank * self.threads + place.tid
         for position in cutlass.range(first, arguments.k, self.cluster * self.threads, unroll=1):
             element = position
             if position >= row.count:
                 element = Int32(-1)
-            self.write_cell(arguments, cells, row, position, element)
+            if const_expr(self.grouped):
+                if element >= Int32(0) and element < row.count - pinned and has(arguments.flags, DROP_NEG_INF):
+                    if self.drops(arguments, self.key_of_group(row, element)):
+                        element = Int32(-1)
+                if pinned > Int32(0) and position == row.count - 1:
+                    self.write_pinned(arguments._replace(k=row.count), cells, row)
+                else:
+                    self.write_cell(arguments, cells, row, position, element)
+            else:
+                self.write_cell(arguments, cells, row, position, element)
 
     @cute.jit
     def write(
@@ -45,18 +111,29 @@ class Emit(Layout):
         position = found.lower + place_of
         if is_tie:
             position = found.above + found.ties + place_of
+        if const_expr(self.grouped):
+            if is_tie and self.drops(arguments, found.low):
+                element = Int32(-1)
         if position < arguments.k:
             self.write_cell(arguments, cells, row, position, element)
 
     @cute.jit
-    def reserve(self, shared: Shared, place: Place, above: Int32, equal: Int32):
-        """Takes places for a warp's keys above the cutoff and equal to it; returns the first of each."""
-        place_above = Int32(0)
-        place_equal = Int32(0)
-        if place.lane == Int32(0):
-            place_above = cute.arch.atomic_add(shared.sCount.iterator + 1, above)
-            place_equal = cute.arch.atomic_add(shared.sCount.iterator + 2, equal)
-        return cute.arch.shuffle_sync(place_above, 0), cute.arch.shuffle_sync(place_equal, 0)
+    def reserve(self, shared: Shared, place: Place, packed: Int32, lane: int) -> Int32:
+        """Takes places for a warp's keys above the cutoff and equal to it, the latter in the upper half.
+
+        Args:
+            shared: counts what was taken; the equal ones are not let grow far beyond what is wanted.
+            place: this thread.
+            packed: how many of each, in lane `lane`.
+            lane: which lane has them.
+
+        Returns:
+            The first place of each.
+        """
+        first = Int32(0)
+        if place.lane == Int32(lane):
+            first = cute.arch.atomic_add(shared.sCount.iterator + 1, packed)
+        return cute.arch.shuffle_sync(first, lane)
 
     @cute.jit
     def emit_list(self, arguments, cells: Cells, row: Window, shared: Shared, place: Place, found: Range):
@@ -71,23 +148,33 @@ class Emit(Layout):
                 entry = shared.sList[index]
                 key = Int32(entry >> Uint64(32))
                 element = Int32(entry & Uint64(0xFFFFFFFF))
-            is_tie = key == found.low and ties_wanted
-            above = cute.arch.vote_ballot_sync(key > found.low)
-            equal = cute.arch.vote_ballot_sync(is_tie)
-            if (above | equal) != Int32(0):
-                place_above, place_equal = self.reserve(shared, place, cute.arch.popc(above), cute.arch.popc(equal))
-                if key > found.low or is_tie:
-                    place_of = place_above + cute.arch.popc(above & place.below)
-                    if is_tie:
-                        place_of = place_equal + cute.arch.popc(equal & place.below)
-                    self.write(arguments, cells, row, found, element, is_tie, place_of)
+            self.emit_keys(arguments, cells, row, shared, place, found, key, element, ties_wanted)
 
     @cute.jit
-    def load_step(self, place: Place, grid: Grid, step: Int32):
-        """Loads this thread's next vector: slot by slot, batch by batch."""
-        vector = self.vector_of(place, grid, step >> (self.vectors.bit_length() - 1), step & (self.vectors - 1))
-        inside = step < grid.batches * self.vectors and vector < grid.vectors
-        return self.load_vector(grid, vector, inside)
+    def emit_keys(
+        self,
+        arguments,
+        cells: Cells,
+        row: Window,
+        shared: Shared,
+        place: Place,
+        found: Range,
+        key: Int32,
+        element: Int32,
+        ties_wanted: Boolean,
+    ):
+        """Writes what is selected of a key a lane."""
+        is_tie = key == found.low and ties_wanted
+        above = cute.arch.vote_ballot_sync(key > found.low)
+        equal = cute.arch.vote_ballot_sync(is_tie)
+        if (above | equal) != Int32(0):
+            packed = cute.arch.popc(above) | (cute.arch.popc(equal) << 16)
+            first = self.reserve(shared, place, packed, 0)
+            if key > found.low or is_tie:
+                place_of = (first & 0xFFFF) + cute.arch.popc(above & place.below)
+                if is_tie:
+                    place_of = (first >> 16) + cute.arch.popc(equal & place.below)
+                self.write(arguments, cells, row, found, element, is_tie, place_of)
 
     @cute.jit
     def emit_row(
@@ -106,24 +193,33 @@ class Emit(Layout):
         if all_:
             span = Uint32(0xFFFF)
         wanted = arguments.k - found.above - found.ties  # keys equal to the k-th best
-        step = Int32(0)
         steps = grid.batches * self.vectors
         if not all_ and wanted <= Int32(0):
             steps = Int32(0)
-        words = self.load_step(place, grid, step)
+        if steps > Int32(0) or grid.batches == Int32(0):
+            if self.has_ends(place, grid):
+                there, element, key = self.load_end(place, grid)
+                if not there or Uint32(key - found.low) > span:
+                    key = Int32(-1)
+                self.emit_keys(arguments, cells, row, shared, place, found, key, element, wanted > Int32(0))
+        step = Int32(0)
+        words = self.load_vector(grid, grid.first + step * grid.step, step < steps)
         while step < steps:
-            vector = self.vector_of(place, grid, step >> (self.vectors.bit_length() - 1), step & (self.vectors - 1))
-            keys, valid = self.keys_of(grid, vector, vector < grid.vectors, words)
+            vector = grid.first + step * grid.step
+            keys = self.keys_of(words)
             step = step + 1
-            words = self.load_step(place, grid, step)
+            words = self.load_vector(grid, grid.first + step * grid.step, step < steps)
             taken = Uint32(0)
             equal = Uint32(0)
-            for e in cutlass.range_constexpr(8):
+            for e in cutlass.range_constexpr(self.elements):
                 key = Uint32(self.key(keys, e))
                 taken = ops.or_if_in_range(taken, key, Uint32(found.low), span, 1 << e)
                 equal = ops.or_if_equal(equal, key, Uint32(found.low), 1 << e)
-            taken = taken & valid
-            equal = equal & valid
+            if vector >= grid.limit:
+                taken = Uint32(0)
+            if wanted <= Int32(0):
+                taken = taken & ~equal
+            equal = equal & taken
             if cute.arch.vote_any_sync(taken != Uint32(0)):
                 packed = Int32(cute.arch.popc(taken & ~equal)) | (Int32(cute.arch.popc(equal)) << 16)
                 upto = packed
@@ -131,12 +227,13 @@ class Emit(Layout):
                     before = cute.arch.shuffle_sync_up(upto, 1 << fold)
                     if place.lane >= Int32(1 << fold):
                         upto = upto + before
-                both = cute.arch.shuffle_sync(upto, 31)
-                place_above, place_equal = self.reserve(shared, place, both & 0xFFFF, both >> 16)
-                if not all_ and place_equal + (both >> 16) >= wanted:
-                    steps = Int32(0)
-                place_above = place_above + ((upto - packed) & 0xFFFF)
-                place_equal = place_equal + ((upto - packed) >> 16)
+                first = self.reserve(shared, place, upto, 31)
+                if (first >> 16) + (cute.arch.shuffle_sync(upto, 31) >> 16) >= wanted:  # there are enough
+                    wanted = Int32(0)
+                    if not all_:
+                        steps = Int32(0)
+                place_above = (first & 0xFFFF) + ((upto - packed) & 0xFFFF)
+                place_equal = (first >> 16) + ((upto - packed) >> 16)
                 while taken != Uint32(0):
                     e = ops.find_first_set(taken)
                     bit = Uint32(1) << Uint32(e)
@@ -148,4 +245,4 @@ class Emit(Layout):
                         place_equal = place_equal + 1
                     else:
                         place_above = place_above + 1
-                    self.write(arguments, cells, row, found, vector * 8 - grid.skew + e, is_tie, place_of)
+                    self.write(arguments, cells, row, found, self.element_of(grid, vector) + e, is_tie, place_of)

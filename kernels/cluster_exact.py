@@ -27,7 +27,7 @@ class Exact(Layout):
             passes: counts before this one.
         """
         buffer = passes & 1
-        barrier = shared.sBarrier.iterator + 1 + buffer
+        barrier = shared.sBarrier.iterator + buffer
         reach = Int32(shared.sReach.iterator.toint()) + buffer * (self.cluster * BINS * 2)
         if place.warp < Int32(self.cluster):
             self.send_bins(shared, place, reach, barrier)
@@ -54,7 +54,7 @@ class Exact(Layout):
             if place.tid == Int32(0):
                 cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.cluster * BINS * 2)
 
-        low, high, from_row, ties = found.low, found.high, found.from_row, found.ties
+        low, high, from_row, ties, later = found.low, found.high, found.from_row, found.ties, found.later
         above = found.above + shared.sTotal[bin_ + 1]
         lower = found.lower + shared.sLower[bin_ + 1]
         if bin_ < Int32(0):  # too few at or above the sampled cutoff: the k-th best is below it
@@ -63,11 +63,17 @@ class Exact(Layout):
             from_row = Boolean(True)
         else:
             ties = shared.sLower[bin_] - shared.sLower[bin_ + 1]
+            if const_expr(self.cluster > 1):
+                mine = reach + (place.rank * BINS + bin_) * 2
+                own = cops.load_half(mine)
+                if bin_ < Int32(BINS - 1):
+                    own = own - cops.load_half(mine + 2)
+                later = shared.sTotal[bin_] - shared.sTotal[bin_ + 1] - ties - own
             if bin_ < Int32(BINS - 1):
                 high = cutlass.min(low + (bin_ << shift), high)
             if bin_ > Int32(0):
                 low = low + ((bin_ - 1) << shift) + 1
-        return Range(low, high, above, lower, ties, from_row, bin_ >= Int32(0) and low >= high)
+        return Range(low, high, above, lower, ties, later, from_row, bin_ >= Int32(0) and low >= high)
 
     @cute.jit
     def send_bins(self, shared: Shared, place: Place, reach: Int32, barrier):
@@ -116,20 +122,23 @@ class Exact(Layout):
         column = copies.iterator + (place.lane & (COPIES - 1))
         span = Uint32(found.high - found.low)
         for batch in cutlass.range(grid.batches, unroll=1):
-            for j in cutlass.range(self.vectors // self.at_once, unroll=1):
-                vectors = [self.vector_of(place, grid, batch, j * self.at_once + i) for i in range(self.at_once)]
-                words = [self.load_vector(grid, v, v < grid.vectors) for v in vectors]
-                for i in cutlass.range_constexpr(self.at_once):
-                    keys, valid = self.keys_of(grid, vectors[i], vectors[i] < grid.vectors, words[i])
+            vectors = [grid.first + (batch * self.vectors + i) * grid.step for i in range(self.vectors)]
+            words = [self.load_vector(grid, vector, Boolean(True)) for vector in vectors]
+            for i in cutlass.range_constexpr(self.vectors):
+                keys = self.keys_of(words[i])
+                counted = Uint32(0)
+                for e in cutlass.range_constexpr(self.elements):
+                    counted = ops.or_if_in_range(counted, Uint32(self.key(keys, e)), Uint32(found.low), span, 1 << e)
+                if vectors[i] >= grid.limit:
                     counted = Uint32(0)
-                    for e in cutlass.range_constexpr(8):
-                        key = Uint32(self.key(keys, e))
-                        counted = ops.or_if_in_range(counted, key, Uint32(found.low), span, 1 << e)
-                    counted = counted & valid
-                    for e in cutlass.range_constexpr(8):
-                        if (counted & Uint32(1 << e)) != Uint32(0):
-                            which = self.bin_of(self.key(keys, e), found.low, shift)
-                            cute.arch.atomic_add(column + which * COPIES, Int32(1))
+                for e in cutlass.range_constexpr(self.elements):
+                    if (counted & Uint32(1 << e)) != Uint32(0):
+                        which = self.bin_of(self.key(keys, e), found.low, shift)
+                        cute.arch.atomic_add(column + which * COPIES, Int32(1))
+        if self.has_ends(place, grid):
+            wanted, _, key = self.load_end(place, grid)
+            if wanted and Uint32(key - found.low) <= span:
+                cute.arch.atomic_add(column + self.bin_of(key, found.low, shift) * COPIES, Int32(1))
         cute.arch.sync_threads()
         folders = self.threads // BINS  # threads a bin
         each = COPIES // folders

@@ -4,18 +4,25 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64, const_expr
+from cutlass import Boolean, Int32, Uint32, Uint64, const_expr
 
 from . import _cute_ops as ops
 from . import cluster_ops as cops
-from .cluster_layout import BINS, FEW, PIVOTS, Grid, Layout, Place, Shared
+from .cluster_layout import BINS, LINK, Grid, Layout, Place, Shared
 
 
 class Filter(Layout):
-    """Steps 2 to 4: what may be among the k best goes into the list and the bins."""
+    """Step 4: what may be among the k best goes into the list and the bins."""
 
     @cute.jit
-    def filter_row(self, shared: Shared, place: Place, grid: Grid, words, low: Int32, shift: Int32, limit: Int32):
+    def load_first(self, grid: Grid, wanted: Boolean):
+        """Loads this thread's vectors of the first batches."""
+        return [self.load_vector(grid, grid.first + j * grid.step, wanted) for j in range(self.vectors * self.deep)]
+
+    @cute.jit
+    def filter_row(
+        self, shared: Shared, place: Place, grid: Grid, words, cutoff: cops.Cutoff, shift: Int32, limit: Int32
+    ):
         """Reads the row: keys above a cutoff go into the list and the bins, keys equal to it are counted in bin 0.
 
         A CTA that finds `limit` keys stops and says so by a last bin that is too large to be true.
@@ -24,231 +31,224 @@ class Filter(Layout):
             shared: list and bins are empty.
             place: this thread.
             grid: the row.
-            words: this thread's vectors of the first batch.
-            low: the cutoff.
+            words: from `load_first`.
+            cutoff: the cutoff.
             shift: 2 ** shift keys are counted in a bin.
             limit: of keys above the cutoff.
         """
         queued = Int32(0)
         equals = Int32(0)
-        queue = place.warp * self.depth
-        data = Int32(shared.sData.iterator.toint()) + queue * 16
+        last = Int32(-1)
+        if const_expr(self.ordered):
+            if place.lane == Int32(0):
+                shared.sChain[place.warp] = Int32(-1)
+        if self.has_ends(place, grid):
+            equals = self.filter_ends(shared, place, grid, cutoff, shift)
+        vector = grid.first
         batch = Int32(0)
         batches = grid.batches
         while batch < batches:
-            for j in cutlass.range_constexpr(self.vectors):
-                vector = self.vector_of(place, grid, batch, j)
-                part = self.is_part(grid, vector)
-                whole = vector < grid.vectors and not part
-                top = cops.best_key(words[j], self.largest)
-                passes = part or (whole and top > low)
-                ballot = cute.arch.vote_ballot_sync(passes)
-                if passes:
-                    slot = queued + cute.arch.popc(ballot & place.below)
-                    shared.sQueue[queue + slot] = vector
-                    if const_expr(self.staged):
-                        cops.store_four(data + slot * 16, words[j])
-                queued = queued + cute.arch.popc(ballot)
-                if whole and top == low:
-                    equals = equals + self.count_equal(words[j], low)
             batch = batch + 1
-            if const_expr(self.ahead):
-                words = self.load_batch(place, grid, batch)
+            further = []
+            for j in cutlass.range_constexpr(self.vectors):
+                valid = vector < grid.limit
+                queued, equals = self.look(shared, place, words[j], vector, valid, cutoff, queued, equals)
+                ahead = vector + self.vectors * self.deep * grid.step
+                further.append(self.load_vector(grid, ahead, Boolean(True)))
+                vector = vector + grid.step
+            words = words[self.vectors :] + further
             cute.arch.sync_warp()
             enough = Int32(32)
             if batch == batches:
                 enough = Int32(1)
-            while queued >= enough:
-                queued, equals, found = self.drain(shared, place, grid, low, shift, queued, equals)
+            front = Int32(0)
+            while queued - front >= enough:
+                take = cutlass.min(queued - front, Int32(32))
+                at = front if self.ordered else queued - take
+                equals, last, found = self.drain(shared, place, grid, cutoff, shift, at, take, equals, last)
+                if const_expr(self.ordered):
+                    front = front + take
+                else:
+                    queued = queued - take
                 if found >= limit:
                     queued = Int32(0)
                     batches = Int32(0)
-            if const_expr(not self.ahead):
-                words = self.load_batch(place, grid, batch)
+            if const_expr(self.ordered):
+                queued = cutlass.max(queued - front, Int32(0))
+                if front > Int32(0) and queued > Int32(0):
+                    self.move(shared, place, front, queued)
+            cute.arch.sync_warp()
         equals = cute.arch.warp_redux_sync(equals, "add")
         if place.lane == Int32(0):
             cute.arch.atomic_add(shared.sBin.iterator, equals)
-            if batches == Int32(0):
+            if batches == Int32(0) and grid.batches > Int32(0):
                 cute.arch.atomic_add(shared.sBin.iterator + (BINS - 1), Int32(0x10000))
 
-    def count_equal(self, words, key: Int32) -> Int32:
-        """How many keys of a vector are `key`."""
-        count = Int32(0)
-        for word in words:
-            keys = cops.word_keys(word, self.largest)
-            count = cops.count_equal(count, Int32(keys & Uint32(0xFFFF)), key)
-            count = cops.count_equal(count, Int32(keys >> Uint32(16)), key)
-        return count
+    @cute.jit
+    def look(
+        self,
+        shared: Shared,
+        place: Place,
+        words,
+        vector: Int32,
+        valid: Boolean,
+        cutoff: cops.Cutoff,
+        queued: Int32,
+        equals: Int32,
+    ):
+        """Queues a vector whose best score is above the cutoff; counts the equal scores of one whose best is equal."""
+        largest, dtype = self.largest, self.dtype
+        best = self.best_of(words) if self.grouped else self.better_of(words)
+        near = valid and cops.either(best, cutoff.word, "geu" if largest else "leu", dtype)
+        if cute.arch.vote_any_sync(near):
+            above = near and cops.either(best, cutoff.word, "gtu" if largest else "lt", dtype)
+            equal = near and not above
+            if const_expr(largest):
+                if cutoff.nan:
+                    equal = above
+                    above = Boolean(False)
+            else:
+                if cutoff.nan:
+                    above = near and cops.either(best, cutoff.word, "le", dtype)
+                    equal = near and not above
+                else:
+                    equal = equal and cops.either(best, cutoff.word, "eq", dtype)
+            ballot = cute.arch.vote_ballot_sync(above)
+            if above:
+                slot = place.warp * self.depth + queued + cute.arch.popc(ballot & place.below)
+                shared.sQueue[slot] = vector
+                if const_expr(self.grouped):
+                    shared.sData[slot] = Int32(best)
+                else:
+                    cops.store_four(Int32(shared.sData.iterator.toint()) + slot * 16, words)
+            queued = queued + cute.arch.popc(ballot)
+            if equal:
+                if const_expr(self.grouped):
+                    equals = equals + 1
+                else:
+                    _, marks = cops.split(words, cutoff, largest, dtype)
+                    equals = equals + Int32(cute.arch.popc(marks))
+        return queued, equals
 
     @cute.jit
-    def load_batch(self, place: Place, grid: Grid, batch: Int32):
-        """Loads this thread's vectors of a batch that lie whole in the row."""
-        vectors = [self.vector_of(place, grid, batch, j) for j in range(self.vectors)]
-        wholes = [batch < grid.batches and v < grid.vectors and not self.is_part(grid, v) for v in vectors]
-        return [ops.load_words(grid.base + Int64(v) * 16, w, 0) for v, w in zip(vectors, wholes, strict=True)]
-
-    @cute.jit
-    def drain(self, shared: Shared, place: Place, grid: Grid, low: Int32, shift: Int32, queued: Int32, equals: Int32):
-        """Looks at the last 32 or fewer vectors of the warp's queue, one a lane.
-
-        Returns how many are left, the lane's count of keys equal to the cutoff, and how many keys the CTA had found.
-        """
-        position = Int32(0)
-        found = Int32(0)
-        take = cutlass.min(queued, Int32(32))
-        left = queued - take
-        wanted = place.lane < take
-        slot = place.warp * self.depth + cutlass.min(left + place.lane, Int32(self.depth - 1))
+    def move(self, shared: Shared, place: Place, front: Int32, left: Int32):
+        """Moves what is left of the warp's queue, less than 32 vectors, to its beginning."""
+        to = place.warp * self.depth + place.lane
+        slot = to + cutlass.min(front, Int32(self.depth - 32))
         vector = shared.sQueue[slot]
-        if const_expr(self.staged):
-            words = cops.load_four(Int32(shared.sData.iterator.toint()) + slot * 16)
-        else:
-            words = self.load_vector(grid, vector, wanted)
+        words = self.load_queued(shared, slot)
         cute.arch.sync_warp()
-        keys, valid = self.keys_of(grid, vector, wanted, words)
-        kept = Uint32(0)
-        equal = Uint32(0)
-        for e in cutlass.range_constexpr(8):
-            kept = ops.or_if_in_range(kept, Uint32(self.key(keys, e)), Uint32(low + 1), Uint32(0xFFFF), 1 << e)
-            equal = ops.or_if_equal(equal, Uint32(self.key(keys, e)), Uint32(low), 1 << e)
-        kept = kept & valid
-        equals = equals + Int32(cute.arch.popc(equal & valid))
-        ballots = [cute.arch.vote_ballot_sync((kept & Uint32(1 << e)) != Uint32(0)) for e in range(8)]
-        total = Int32(0)
-        for e in cutlass.range_constexpr(8):
-            total = total + cute.arch.popc(ballots[e])
-        if total > Int32(0):
-            if place.lane == Int32(0):
-                position = cute.arch.atomic_add(shared.sCount.iterator, total)
-            position = cute.arch.shuffle_sync(position, 0)
-            found = position
-            for e in cutlass.range_constexpr(8):
-                if (kept & Uint32(1 << e)) != Uint32(0):
-                    key = self.key(keys, e)
-                    entry = position + cute.arch.popc(ballots[e] & place.below)
-                    if entry < Int32(self.capacity):
-                        element = Uint32(vector * 8 - grid.skew + e)
-                        shared.sList[entry] = (Uint64(key) << Uint64(32)) | Uint64(element)
-                    cute.arch.atomic_add(shared.sBin.iterator + self.bin_of(key, low, shift), Int32(1))
-                position = position + cute.arch.popc(ballots[e])
-        return left, equals, found
+        if place.lane < left:
+            shared.sQueue[to] = vector
+            if const_expr(self.grouped):
+                shared.sData[to] = Int32(words[0])
+            else:
+                cops.store_four(Int32(shared.sData.iterator.toint()) + to * 16, words)
+        cute.arch.sync_warp()
+
+    def load_queued(self, shared: Shared, slot: Int32):
+        """The words of a vector in the queue; of a group its best score."""
+        address = Int32(shared.sData.iterator.toint()) + slot * (4 * self.staged)
+        return (cops.load_word(address),) if self.grouped else cops.load_four(address)
 
     @cute.jit
-    def find_cutoff(self, shared: Shared, place: Place, grid: Grid, k: Int32, sample: Int32):
-        """Every CTA finds the same cutoff from the cluster's samples, and how wide its bins should be."""
-        self.send_sample(shared, place, sample)
-        share = self.share(grid, k)
-        expected = share * Float32(self.samples)
-        slack = Float32(self.deviations) * cops.square_root(expected * (Float32(1.0) - share)) + Float32(3.0)
-        wanted = Int32(expected + slack)
-        per_pivot = Int32(Float32(0.8 * self.samples) * cute.arch.rcp_approx(expected + slack))
-        per_pivot = cutlass.max(cutlass.min(per_pivot, Int32(self.samples // PIVOTS)), Int32(1))
-        if const_expr(self.cluster == 1):
-            cute.arch.sync_threads()
-        else:
-            cute.arch.mbarrier_wait(shared.sBarrier.iterator, 0)
-        pivot = Int32(0)
-        for i in cutlass.range_constexpr(self.samples // PIVOTS):
-            value = shared.sSample[(place.lane * 81 + i * 317) & (self.samples - 1)]
-            if Int32(i) < per_pivot:
-                pivot = cutlass.max(pivot, value)
-        each = self.samples // self.warps
-        address = Int32(shared.sSample.iterator.toint()) + place.warp * (each * 4)
-        count = Int32(0)
-        for i in cutlass.range_constexpr(each // 4):
-            for value in cops.load_four(address + i * 16):
-                count = cops.count_not_below(count, Int32(value), pivot)
-        cute.arch.atomic_add(shared.sPivot.iterator + place.lane, count)
-        cute.arch.sync_threads()
-        count = shared.sPivot[place.lane]
-        low = Int32(0)
-        if count >= wanted:
-            low = pivot
-        low = cute.arch.warp_redux_sync(low, "max")
-        high = Int32(0xFFFF)
-        if Float32(count) <= expected - slack:
-            high = pivot
-        high = cute.arch.warp_redux_sync(high, "min")
-        high = cutlass.min(high, cute.arch.warp_redux_sync(pivot, "max"))
-        shift = cops.bit_length(cutlass.max(high - low, Int32(0))) - 8
-        return low, cutlass.max(shift, Int32(0))
+    def drain(
+        self,
+        shared: Shared,
+        place: Place,
+        grid: Grid,
+        cutoff: cops.Cutoff,
+        shift: Int32,
+        front: Int32,
+        take: Int32,
+        equals: Int32,
+        last: Int32,
+    ):
+        """Looks at 32 or fewer vectors of the warp's queue, one a lane, and puts their keys into the list.
 
-    @cute.jit
-    def share(self, grid: Grid, k: Int32) -> Float32:
-        """The share of the samples that should be at or above the k-th best."""
-        return Float32(k * self.members(grid, k)) * cute.arch.rcp_approx(Float32(grid.count))
+        For ordered output the warp's part of the list is a chain, in the order of the row: runs of keys, before each a
+        link, which is how many they are and where the next run begins. No key is like a link's.
 
-    @cute.jit
-    def members(self, grid: Grid, k: Int32) -> Int32:
-        """Of how many scores a sample is the best: the k-th best is then among the better 40% of the samples."""
-        members = Int32(1)
-        if Float32(k) * Float32(FEW / 0.4) <= Float32(grid.count):
-            members = Int32(FEW)
-        if Float32(k) * Float32(self.group / 0.4) <= Float32(grid.count):
-            members = Int32(self.group)
-        return members
+        Args:
+            shared: the queue, the list and the bins.
+            place: this thread.
+            grid: the row.
+            cutoff: keys above it are taken.
+            shift: 2 ** shift keys are counted in a bin.
+            front: the first of them in the queue.
+            take: how many.
+            equals: this lane's count of keys equal to the cutoff.
+            last: the chain's last link, -1 if there is none.
 
-    def sample_of(self, place: Place) -> Int32:
-        """Which sample this lane takes, if it takes one."""
-        return (place.rank * self.warps + place.warp) * self.per_warp + place.lane // (32 // self.per_warp)
-
-    def turn(self, place: Place) -> Int32:
-        """Which lane of every `32 // per_warp` takes a sample."""
-        return (place.warp * 5 + place.rank * 3) & (32 // self.per_warp - 1)
-
-    @cute.jit
-    def load_sample(self, place: Place, grid: Grid, sampling: Boolean):
-        """Loads the scores of this lane's sample, from everywhere.
-
-        The row is cut into as many bands as a sample has scores, a band into a stratum for each sample; a sample takes
-        a score of its stratum at random, the same in each band. It begins with FEW bands that are far apart, other
-        ones than its neighbours.
+        Returns:
+            The new `equals` and `last`, and how many entries the list had before.
         """
-        bits = self.samples.bit_length() - 1
-        mine = (place.lane & (32 // self.per_warp - 1)) == self.turn(place)
-        wanted = sampling and mine
-        band = Uint32(grid.count) >> Uint32(self.group.bit_length() - 1)
-        sample = Uint32(self.sample_of(place))
-        within = (sample * Uint32(0x9E3779B1)) >> Uint32(bits)
-        first = cops.high_product((sample << Uint32(32 - bits)) | within, band)
-        base = grid.base + Int64(grid.skew) * 2
-        scores = []
-        for i in cutlass.range_constexpr(self.group):
-            j = (sample + Uint32(i % FEW * (self.group // FEW) + i // FEW)) & Uint32(self.group - 1)
-            scores.append(cops.load_element(base + Int64(first + j * band) * 2, wanted))
-        return scores
+        wanted = place.lane < take
+        slot = place.warp * self.depth + front + cutlass.min(place.lane, take - 1)
+        vector = shared.sQueue[slot]
+        words = self.load_queued(shared, slot)
+        above = Uint32(1)
+        equal = Uint32(0)
+        if const_expr(not self.grouped):
+            above, equal = cops.split(words, cutoff, self.largest, self.dtype)
+        if not wanted:
+            above = Uint32(0)
+            equal = Uint32(0)
+        equals = equals + Int32(cute.arch.popc(equal))
+        count = Int32(cute.arch.popc(above))
+        upto = count
+        for fold in cutlass.range_constexpr(5):
+            before = cute.arch.shuffle_sync_up(upto, 1 << fold)
+            if place.lane >= Int32(1 << fold):
+                upto = upto + before
+        found = Int32(0)
+        links = 1 if self.ordered else 0
+        if place.lane == Int32(31):
+            found = cute.arch.atomic_add(shared.sCount.iterator, upto + links)
+        found = cute.arch.shuffle_sync(found, 31)
+        if const_expr(self.ordered):
+            if place.lane == Int32(31):
+                self.link(shared, place, last, found, upto)
+            last = found
+        entry = found + links + upto - count
+        first = self.element_of(grid, vector)
+        while above != Uint32(0):
+            e = ops.find_first_set(above)
+            above = above & (above - Uint32(1))
+            word = words[0]
+            for i in cutlass.range_constexpr(1, self.staged):
+                if (e >> 1) == Int32(i):
+                    word = words[i]
+            keys = cops.word_keys(word, self.largest, self.dtype)
+            key = Int32(keys >> Uint32((e & 1) << 4)) & 0xFFFF
+            if entry < Int32(self.capacity):
+                shared.sList[entry] = (Uint64(key) << Uint64(32)) | Uint64(Uint32(first + e))
+            cute.arch.atomic_add(shared.sBin.iterator + self.bin_of(key, cutoff.low, shift), Int32(1))
+            entry = entry + 1
+        return equals, last, found
 
     @cute.jit
-    def best_of_sample(self, place: Place, grid: Grid, k: Int32, scores) -> Int32:
-        """The key of this lane's sample."""
-        members = self.members(grid, k)
-        words = [scores[i] | (scores[i + 1] << Uint32(16)) for i in range(0, self.group, 2)]
-        best = words[0]
-        if members >= Int32(FEW):
-            best = cops.better(best, words[1], self.largest)
-            if members > Int32(FEW):
-                for i in cutlass.range_constexpr(2, self.group // 2):
-                    best = cops.better(best, words[i], self.largest)
-            best = cops.better(best, ops.swap_halves(best), self.largest)
-        return Int32(cops.word_keys(best, self.largest) & Uint32(0xFFFF))
+    def link(self, shared: Shared, place: Place, last: Int32, found: Int32, size: Int32):
+        """Puts a link to the next run before a run of `size` keys, and its place into the last link."""
+        if found < Int32(self.capacity):
+            shared.sList[found] = (Uint64(LINK) << Uint64(32)) | Uint64(size << 16)
+        if last < Int32(0):
+            shared.sChain[place.warp] = found
+        elif last < Int32(self.capacity):
+            shared.sList[last] = shared.sList[last] | Uint64(found)
 
     @cute.jit
-    def send_sample(self, shared: Shared, place: Place, sample: Int32):
-        """Puts this warp's samples into the shared memory of every CTA."""
-        stride = 32 // self.per_warp
-        turn = self.turn(place)
-        first = (place.rank * self.warps + place.warp) * self.per_warp
-        if const_expr(self.cluster == 1):
-            if (place.lane & (stride - 1)) == turn:
-                shared.sSample[first + place.lane // stride] = sample
-        else:
-            size = min(self.per_warp, 4)
-            chunk = place.lane // self.cluster
-            parts = []
-            for i in cutlass.range_constexpr(size):
-                source = ((chunk * size + i) * stride + turn) & 31
-                parts.append(cute.arch.shuffle_sync(sample, source))
-            if place.lane < Int32(self.cluster * (self.per_warp // size)):
-                address = Int32(shared.sSample.iterator.toint()) + (first + chunk * size) * 4
-                barrier = Int32(shared.sBarrier.iterator.toint())
-                cops.send(address, barrier, place.lane % self.cluster, parts)
+    def filter_ends(self, shared: Shared, place: Place, grid: Grid, cutoff: cops.Cutoff, shift: Int32) -> Int32:
+        """The same for the row's ends, a score a lane; returns whether this lane's key is equal to the cutoff."""
+        wanted, element, key = self.load_end(place, grid)
+        above = wanted and key > cutoff.low
+        ballot = cute.arch.vote_ballot_sync(above)
+        entry = Int32(0)
+        if place.lane == Int32(0):
+            entry = cute.arch.atomic_add(shared.sCount.iterator, cute.arch.popc(ballot))
+        entry = cute.arch.shuffle_sync(entry, 0) + cute.arch.popc(ballot & place.below)
+        if above:
+            if entry < Int32(self.capacity):
+                shared.sList[entry] = (Uint64(key) << Uint64(32)) | Uint64(element)
+            cute.arch.atomic_add(shared.sBin.iterator + self.bin_of(key, cutoff.low, shift), Int32(1))
+        return Int32(wanted and key == cutoff.low)

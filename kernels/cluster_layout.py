@@ -15,26 +15,31 @@ from ._cute_rows import find_row
 BINS = 256
 COPIES = 16  # of the bins while the row is counted
 PIVOTS = 32
-FEW = 4  # scores of a sample where k is not small against the row
+LINK = 0xFFFFFFFF  # the upper word of an entry of the list that is no key but a link; see `Filter.drain`
+LANES = 8  # samples are made by so many lanes together
 
 
 class Window(NamedTuple):
     """The scores of a row."""
 
     base: Int64  # address of the first
-    count: Int32
+    count: Int32  # elements
+    length: Int64  # scores; as many as elements, but for groups
 
 
 class Grid(NamedTuple):
-    """A row's scores as 16-byte vectors from the aligned address at or before the first score."""
+    """A row's scores as aligned 16-byte vectors, but for those before the first and after the last: its ends."""
 
-    base: Int64  # address of vector 0
-    skew: Int32  # scores of vector 0 before the row
+    row: Int64  # address of the first score
     count: Int32  # scores of the row
+    head: Int32  # scores before the first vector
+    tail: Int32  # scores after the last vector
+    base: Int64  # address of the first vector
     vectors: Int32
-    first_part: Int32  # vector 0 if it begins before the row, else -1
-    last_part: Int32  # the last vector if it ends after the row, else -1
     batches: Int32
+    first: Int32  # this thread's first vector
+    step: Int32  # vectors from one of a thread to its next
+    limit: Int32  # this thread's vectors are below
 
 
 class Place(NamedTuple):
@@ -52,15 +57,16 @@ class Shared(NamedTuple):
 
     sList: cute.Tensor  # (capacity) Uint64: key << 32 | element
     sQueue: cute.Tensor  # (warps * depth) Int32: vectors to be looked at, a queue a warp
-    sData: cute.Tensor  # (warps * depth * 4) Int32: their scores; only in clusters
+    sData: cute.Tensor  # (warps * depth * staged) Int32: their scores, or best score
     sSample: cute.Tensor  # (samples) Int32: keys
+    sChain: cute.Tensor  # (32) Int32: where the list has the first keys of each warp, -1 if there are none
     sPivot: cute.Tensor  # (PIVOTS) Int32: samples at or above each pivot
     sBin: cute.Tensor  # (BINS) Int32: this CTA's keys by bin
     sReach: cute.Tensor  # (2 * cluster * BINS / 2) Int32: each CTA's keys in a bin or above, 16 bits, two buffers
     sTotal: cute.Tensor  # (BINS + 1) Int32: the same for the cluster
     sLower: cute.Tensor  # (BINS + 1) Int32: the same for the CTAs of lower rank
-    sCount: cute.Tensor  # (3) Int32: entries of the list, keys written above the cutoff, equal to it
-    sBarrier: cute.Tensor  # (3) Int64: samples; bins, two buffers
+    sCount: cute.Tensor  # (2) Int32: entries of the list; keys written, those equal to the k-th best << 16
+    sBarrier: cute.Tensor  # (2) Int64: bins, two buffers
 
 
 class Range(NamedTuple):
@@ -71,6 +77,7 @@ class Range(NamedTuple):
     above: Int32  # keys of the cluster that are better than `high`
     lower: Int32  # of those, keys of the CTAs of lower rank
     ties: Int32  # keys equal to `low` of the CTAs of lower rank, once `settled`
+    later: Int32  # the same of the CTAs of higher rank; no CTA counts more than 65,535
     from_row: Boolean  # this CTA's list does not hold all of its keys of the range
     settled: Boolean  # low == high, and counted
 
@@ -82,30 +89,39 @@ class Layout:
         self,
         cluster: int,
         largest: bool = True,
+        dtype: str = ops.BF16,
+        group: int = 1,
+        ordered: bool = False,
         threads: int = 512,
-        vectors: int = 4,
-        samples: int = 512,
-        deviations: float = 4.5,
+        vectors: int = 0,
+        deep: int = 1,
         residents: int = 2,
-        ahead: bool = False,
+        capacity: int = 0,
+        deviations: float = 4.5,
     ):
         self.cluster = cluster
         self.largest = largest
+        self.dtype = dtype
+        self.grouped = group > 1
+        self.ordered = ordered
+        self.elements = 8 // group  # of a vector
         self.threads = threads
         self.warps = threads // 32
-        self.vectors = vectors
-        self.at_once = min(vectors, 4)  # of them, where the row is counted
-        self.samples = samples
+        self.vectors = vectors or (4 if cluster == 2 else 2)  # of a thread in a batch
+        self.deep = deep  # batches that are loaded before the first is looked at
+        self.samples = threads
+        self.sets = 4 if cluster == 1 else 2  # vectors that each thread samples
+        self.unit = LANES // group  # of how many elements a sample is the best, for each vector of a thread
         self.deviations = deviations
         self.residents = residents
-        self.ahead = ahead
-        self.capacity = 8704 if cluster == 1 else 5120
-        self.group = 16 if cluster <= 2 else 8  # scores of a sample; few lists must not be flooded by chance
-        self.depth = 32 * (vectors + 1)
-        self.staged = cluster > 1
-        self.per_warp = samples // (cluster * self.warps)
-        if self.per_warp not in (1, 2, 4, 8, 16, 32) or samples % (4 * self.warps) or cluster > self.warps:
-            raise ValueError(f"{samples} samples do not divide over {cluster} x {self.warps} warps")
+        self.capacity = capacity or (9216 if cluster == 1 else 5120)
+        self.depth = 32 * (self.vectors + 1)
+        self.staged = 4 // group or 1  # words of a queued vector that are kept
+        self.stride = threads * cluster  # vectors from a thread's one to its next
+        if cluster > self.warps:
+            raise ValueError(f"{cluster} CTAs and {self.warps} warps: each CTA's bins are sent by a warp")
+        if group not in (1, 8):
+            raise ValueError(f"group is {group}: an element is a score, or a vector of 8")
         if threads not in (512, 1024):
             raise ValueError(f"{threads} threads: the bins are folded by 512 or 1024")
 
@@ -113,9 +129,8 @@ class Layout:
     def shared_bytes(self) -> int:
         """Bytes of shared memory that `start` lays out."""
         queue = self.warps * self.depth
-        staged = queue * 16 if self.staged else 16
-        words = queue + self.samples + PIVOTS + BINS + self.cluster * BINS + 2 * (BINS + 4) + 4
-        return self.capacity * 8 + staged + words * 4 + 32
+        words = queue + self.samples + 32 + PIVOTS + BINS + self.cluster * BINS + 2 * (BINS + 4) + 4
+        return self.capacity * 8 + queue * 4 * self.staged + words * 4 + 32
 
     @cute.jit
     def start(self, place: Place) -> Shared:
@@ -128,15 +143,16 @@ class Layout:
         shared = Shared(
             sList=words(self.capacity, Uint64),
             sQueue=words(self.warps * self.depth),
-            sData=words(self.warps * self.depth * 4 if self.staged else 4),
+            sData=words(self.warps * self.depth * self.staged),
             sSample=words(self.samples),
+            sChain=words(32),
             sPivot=words(PIVOTS),
             sBin=words(BINS),
             sReach=words(self.cluster * BINS),
             sTotal=words(BINS + 4),
             sLower=words(BINS + 4),
             sCount=words(4),
-            sBarrier=words(4, Int64),
+            sBarrier=words(2, Int64),
         )
         tid = place.tid
         if tid < Int32(BINS):
@@ -149,11 +165,10 @@ class Layout:
             shared.sLower[BINS + tid] = Int32(0)
         if const_expr(self.cluster > 1):
             if tid == Int32(0):
-                for i in cutlass.range_constexpr(3):
+                for i in cutlass.range_constexpr(2):
                     cute.arch.mbarrier_init(shared.sBarrier.iterator + i, 1)
                 cute.arch.mbarrier_init_fence()
-                cute.arch.mbarrier_arrive_and_expect_tx(shared.sBarrier.iterator, self.samples * 4)
-                for i in cutlass.range_constexpr(1, 3):
+                for i in cutlass.range_constexpr(2):
                     cute.arch.mbarrier_arrive_and_expect_tx(shared.sBarrier.iterator + i, self.cluster * BINS * 2)
             cute.arch.sync_warp()
             cute.arch.cluster_arrive_relaxed(aligned=True)
@@ -174,72 +189,128 @@ class Layout:
         """Waits until every CTA of the cluster has set up its shared memory."""
         if const_expr(self.cluster > 1):
             cute.arch.cluster_wait()
-        cute.arch.sync_threads()
 
     @cute.jit
     def find_window(self, arguments, row_index: Int32) -> Window:
         """The row's window; without lengths and starts in few instructions, since all loads wait for it."""
         row_base = arguments.input + Int64(row_index) * arguments.row_stride * 2
-        window = Window(row_base, Int32(cutlass.min(Int64(arguments.width), arguments.max_length)))
+        length = cutlass.min(Int64(arguments.width), arguments.max_length)
+        window = Window(row_base, self.elements_in(length), length)
         if arguments.lengths != Int64(0) or arguments.row_starts != Int64(0) or arguments.next_n != Int32(1):
             row = find_row(arguments, row_index, 2)
-            window = Window(row.base, row.count)
+            window = Window(row.base, row.count, row.length)
         return window
 
-    @cute.jit
-    def lay_out(self, row: Window) -> Grid:
-        """Cuts the row into vectors."""
-        skew = Int32(row.base & Int64(15)) >> 1
-        end = Uint32(skew) + Uint32(row.count)
-        vectors = Int32((end + Uint32(7)) >> Uint32(3))
-        first_part = Int32(-1)
-        last_part = Int32(-1)
-        if skew != Int32(0):
-            first_part = Int32(0)
-        if (end & Uint32(7)) != Uint32(0):
-            last_part = vectors - 1
-        batch = self.vectors * self.threads * self.cluster
-        batches = (vectors + (batch - 1)) // batch
-        return Grid(row.base - Int64(skew) * 2, skew, row.count, vectors, first_part, last_part, batches)
+    def elements_in(self, length: Int64) -> Int32:
+        """How many elements a number of scores is."""
+        return Int32((length + 7) >> 3) if self.grouped else Int32(length)
 
     @cute.jit
-    def vector_of(self, place: Place, grid: Grid, batch: Int32, slot) -> Int32:
-        """The vector that this thread has in a slot of a batch."""
-        segment = ((slot * grid.batches + batch) * self.warps + place.warp) * self.cluster + place.rank
-        return segment * 32 + place.lane
+    def lay_out(self, row: Window, place: Place) -> Grid:
+        """Cuts the row into vectors and says which are this thread's.
 
-    @cute.jit
-    def is_part(self, grid: Grid, vector: Int32) -> Boolean:
-        """Whether a vector reaches outside the row."""
-        return vector == grid.first_part or vector == grid.last_part
-
-    @cute.jit
-    def keys_of(self, grid: Grid, vector: Int32, wanted: Boolean, words):
-        """The keys of a vector's words, and which of them are the row's, as bits.
-
-        A vector that reaches outside the row is loaded here, score by score; its words do not matter.
+        Args:
+            row: the row.
+            place: this thread. For ordered output a warp's vectors are neighbours; else its segments of 32 are spread
+                over the row.
         """
-        a, b, c, d = words
-        valid = Uint32(0)
-        if wanted:
-            valid = Uint32(0xFF)
-            if self.is_part(grid, vector):
-                valid = Uint32(0)
-                for i in cutlass.range(8, unroll=1):
-                    inside = Uint32(vector * 8 + (7 - i) - grid.skew) < Uint32(grid.count)
-                    score = cops.load_element(grid.base + Int64(vector) * 16 + Int64(7 - i) * 2, inside)
-                    d = (d << Uint32(16)) | (c >> Uint32(16))
-                    c = (c << Uint32(16)) | (b >> Uint32(16))
-                    b = (b << Uint32(16)) | (a >> Uint32(16))
-                    a = (a << Uint32(16)) | score
-                    valid = (valid << Uint32(1)) | Uint32(inside)
-        keys = [cops.word_keys(word, self.largest) for word in (a, b, c, d)]
-        return keys, valid
+        length = Int32(row.length)
+        head = cutlass.min((Int32(0) - (Int32(row.base & Int64(15)) >> 1)) & 7, length)
+        if const_expr(self.grouped):
+            head = Int32(0)
+        vectors = (length - head) >> 3
+        segments = (Uint32(vectors) + Uint32(31)) >> Uint32(5)
+        warps = self.cluster * self.warps
+        each = Int32((segments + Uint32(warps - 1)) // Uint32(warps))  # segments a warp
+        first = (place.warp * self.cluster + place.rank) * 32
+        step = Int32(self.stride)
+        limit = vectors
+        if const_expr(self.ordered):
+            first = (place.rank * self.warps + place.warp) * each * 32
+            step = Int32(32)
+            limit = cutlass.min(first + each * 32, vectors)
+        batches = (each + (self.vectors - 1)) // self.vectors
+        base = row.base + Int64(head) * 2
+        return Grid(
+            row.base,
+            row.count,
+            head,
+            (length - head) & 7,
+            base,
+            vectors,
+            batches,
+            first + place.lane,
+            step,
+            limit,
+        )
+
+    @cute.jit
+    def element_of(self, grid: Grid, vector: Int32) -> Int32:
+        """The first element of a vector."""
+        return vector if self.grouped else grid.head + vector * 8
 
     @cute.jit
     def load_vector(self, grid: Grid, vector: Int32, wanted: Boolean):
-        """The words of a vector, if it is wanted and does not reach outside the row."""
-        return ops.load_words(grid.base + Int64(vector) * 16, wanted and not self.is_part(grid, vector), 0)
+        """The words of a vector, if it is wanted and there is one."""
+        address = grid.base + Int64(vector) * 16
+        wanted = wanted and vector < grid.limit
+        if const_expr(self.grouped):
+            words = cops.load_past(address, wanted and (grid.base & Int64(15)) == Int64(0))
+            if (grid.base & Int64(15)) != Int64(0):
+                words = self.load_scores(address, wanted)
+            return words
+        return cops.load_past(address, wanted)
+
+    @cute.jit
+    def load_scores(self, address: Int64, wanted: Boolean):
+        """The words of a vector at any address, a score at a time."""
+        scores = [cops.load_element(address + 2 * i, wanted) for i in range(8)]
+        return tuple(scores[2 * i] | (scores[2 * i + 1] << Uint32(16)) for i in range(4))
+
+    @cute.jit
+    def has_ends(self, place: Place, grid: Grid) -> Boolean:
+        """Whether this warp has scores of the row's ends: the first CTA has the head, the last the tail."""
+        head = place.rank == Int32(0) and grid.head > Int32(0)
+        tail = place.rank == Int32(self.cluster - 1) and grid.tail > Int32(0)
+        return place.warp == Int32(0) and (head or tail)
+
+    @cute.jit
+    def load_end(self, place: Place, grid: Grid):
+        """This lane's score of the row's ends: whether there is one, its element and its key.
+
+        Lanes below 8 have the head, the next 8 the tail; of groups, there is the last, if it is not whole, in lane 8.
+        """
+        wanted = place.rank == Int32(0) and place.lane < grid.head
+        element = place.lane
+        if place.lane >= Int32(8):
+            wanted = place.rank == Int32(self.cluster - 1) and place.lane < grid.tail + 8
+            element = grid.head + grid.vectors * 8 + place.lane - 8
+        score = cops.load_element(grid.row + Int64(element) * 2, wanted)
+        key = Int32(cops.word_keys(score, self.largest, self.dtype) & Uint32(0xFFFF))
+        if const_expr(self.grouped):
+            if not wanted:
+                key = Int32(-1)
+            key = cute.arch.warp_redux_sync(key, "max")
+            wanted = wanted and place.lane == Int32(8)
+            element = grid.vectors
+        return wanted, element, key
+
+    def keys_of(self, words):
+        """The keys of a vector's words; of a group, its key in both halves of one word."""
+        if self.grouped:
+            words = [self.best_of(words)]
+        return [cops.word_keys(word, self.largest, self.dtype) for word in words]
+
+    def best_of(self, words) -> Uint32:
+        """The best score of a vector, in both halves of a word."""
+        best = self.better_of(words)
+        return cops.better(best, ops.swap_halves(best), self.largest, self.dtype)
+
+    def better_of(self, words) -> Uint32:
+        """The best of a vector's lower scores, and of its upper ones."""
+        largest, dtype = self.largest, self.dtype
+        pairs = [cops.better(words[i], words[i + 1], largest, dtype) for i in (0, 2)]
+        return cops.better(pairs[0], pairs[1], largest, dtype)
 
     def key(self, keys, e: int) -> Int32:
         """Key e of a vector."""

@@ -1,14 +1,16 @@
-"""The `cluster` family on a GPU, through `select_topk`: the contract's cases, capture, other streams, PDL, clusters."""
+"""The `cluster` family on a GPU, through `select_topk`: the contract's cases, order, capture, streams, PDL, sizes."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.cluster_sample import sampled_elements
 from tests.conformance.backends import Backend, InProcess
 from tests.conformance.directed import directed, rows_of
 from tests.oracle import Case, check
@@ -21,8 +23,12 @@ pytestmark = pytest.mark.gpu
 
 
 def served(case: Case) -> bool:
-    plain = case.group == 1 and not case.pin_newest and not case.drop_neg_inf and case.k <= 4096
-    return plain and case.dtype == "bfloat16" and case.order == "any" and case.ties == "any"
+    if case.dtype == "float32" or case.order == "value" or case.pooled or case.k > 4096:
+        return False
+    ordered = case.order == "index" or case.ties != "any"
+    if case.group == 1:
+        return not case.pin_newest and not case.drop_neg_inf and (case.largest or not ordered)
+    return case.group == 8 and not ordered
 
 
 CASES = {name: case for name, case in directed().items() if served(case)}
@@ -34,9 +40,10 @@ def backend() -> Backend:
     return Backend("cluster", InProcess("cuda"))
 
 
-def judge(bits: np.ndarray, k: int, indices: torch.Tensor) -> None:
+def judge(bits: np.ndarray, k: int, indices: torch.Tensor, **options: Any) -> None:
     rows, width = bits.shape
-    check(Case(storage=bits.reshape(-1), dtype="bfloat16", rows=rows, width=width, k=k), indices.cpu().numpy(), None)
+    case = Case(storage=bits.reshape(-1), dtype="bfloat16", rows=rows, width=width, k=k, **options)
+    check(case, indices.cpu().numpy(), None)
 
 
 def judge_on_device(scores: torch.Tensor, k: int, indices: torch.Tensor) -> None:
@@ -66,39 +73,59 @@ def test_kinds_and_shapes(kind: str, rows: int, width: int) -> None:
         judge(bits, k, select_topk(scores, k, kernel="cluster").indices)
 
 
+@pytest.mark.parametrize("ties", ["lowest", "highest"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "width"), [(1, 131_072), (2, 70_001), (40, 20_000)])
+def test_ascending_indices(kind: str, rows: int, width: int, ties: str) -> None:
+    bits, scores = rows_on_gpu(kind, rows, width)
+    for k in (1, 512, 2048):
+        options: dict[str, Any] = {"order": "index", "ties": ties}
+        judge(bits, k, select_topk(scores, k, kernel="cluster", **options).indices, **options)
+
+
+@pytest.mark.parametrize("pin_newest", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "width"), [(1, 131_072), (2, 70_001), (40, 20_000)])
+def test_groups(kind: str, rows: int, width: int, pin_newest: bool) -> None:
+    bits, scores = rows_on_gpu(kind, rows, width)
+    for k in (1, 512, 2048):
+        for drop in (False, True):
+            options: dict[str, Any] = {"group": 8, "pin_newest": pin_newest, "drop_neg_inf": drop}
+            judge(bits, k, select_topk(scores, k, kernel="cluster", **options).indices, **options)
+
+
+@pytest.mark.parametrize("order", ["any", "index"])
 @pytest.mark.parametrize("size", SIZES)
-def test_every_cluster_size(size: int) -> None:
+def test_every_cluster_size(size: int, order: str) -> None:
     family = ClusterFamily()
-    launcher = family._launcher(0, size, largest=True, dtype=torch.bfloat16)
+    launcher = family._launcher(0, size, (True, torch.bfloat16, 1, order == "index"))
     if launcher.resident == 0:
         pytest.skip(f"the device holds no cluster of {size}")
-    bits, scores = rows_on_gpu("near-one", 3, 50_000)
-    indices = torch.empty((3, 2048), dtype=torch.int32, device="cuda")
     family._choose = lambda *_: launcher.function  # type: ignore[method-assign]
-    for dependent in (False, True):
-        family.run([Job(validate_select(scores, 2048), indices, None)] * 3, dependent=dependent)
-        torch.cuda.synchronize()
-        judge(bits, 2048, indices)
+    for kind, width in (("near-one", 50_000), ("plateau", 140_001), ("one-bin", 9_000)):
+        bits, scores = rows_on_gpu(kind, 3, width)
+        indices = torch.empty((3, 2048), dtype=torch.int32, device="cuda")
+        for dependent in (False, True):
+            indices.fill_(-7)
+            request = validate_select(scores, 2048, order=order)
+            family.run([Job(request, indices, None)] * 3, dependent=dependent)
+            torch.cuda.synchronize()
+            judge(bits, 2048, indices, order=order)
 
 
 def test_resident_clusters_are_asked_for_in_any_thread() -> None:
     family = ClusterFamily()
     with ThreadPoolExecutor(1) as pool:
         for size in SIZES[:-1]:
-            made = family._code((arch_of(capability(0)), size, True, torch.bfloat16))
+            made = family._code(arch_of(capability(0)), size, (True, torch.bfloat16, 1, False))
             count = pool.submit(resident_clusters, made.binary, made.launch).result()
             assert count == resident_clusters(made.binary, made.launch)
             assert size > 8 or count > 0
 
 
 def test_rows_built_against_the_sampling() -> None:
-    stratum = np.arange(512, dtype=np.uint64)
-    within = (stratum * 0x9E3779B1 & 0xFFFFFFFF) >> 9
     width = 131_072
-    sampled = []
-    for group in (8, 16):
-        first = ((stratum << 23 | within) * (width // group) >> 32).astype(int)
-        sampled += (first[:, None] + np.arange(group) * (width // group)).ravel().tolist()
+    sampled = sampled_elements(width, 2)
     for best in (0x4100, 0xC000):
         for rows in (1, 64, 256):
             bits = np.random.default_rng(0).integers(0x3F00, 0x3FFF, (rows, width)).astype(np.uint16)
@@ -149,8 +176,11 @@ def test_streams_do_not_disturb_each_other() -> None:
 def test_what_is_not_served_is_named() -> None:
     scores = torch.zeros((1, 100), dtype=torch.bfloat16, device="cuda")
     assert supports("cluster", scores, 10) is None
-    assert "order" in str(supports("cluster", scores, 10, order="index"))
-    assert "ties" in str(supports("cluster", scores, 10, ties="lowest"))
+    assert supports("cluster", scores.half(), 10, order="index", ties="lowest") is None
+    assert "order" in str(supports("cluster", scores, 10, order="value"))
     assert "k <= 4096" in str(supports("cluster", scores, 5000))
-    assert "bfloat16" in str(supports("cluster", scores.half(), 10))
-    assert "group" in str(supports("cluster", scores, 10, group=8))
+    assert "16-bit" in str(supports("cluster", scores.float(), 10, group=8))
+    assert "group" in str(supports("cluster", scores, 10, group=4))
+    assert supports("cluster", scores, 10, group=8, pin_newest=True) is None
+    assert "order" in str(supports("cluster", scores, 10, group=8, order="index"))
+    assert "largest" in str(supports("cluster", scores, 10, ties="lowest", largest=False))

@@ -68,7 +68,7 @@ class Emulated(emulated.Emulated):
     def path_of(self, request: SelectRequest) -> int:
         return path_of(request)
 
-    def _kernel(self, largest: bool) -> tuple[ptx.Kernel, int]:
+    def _kernel(self, largest: bool, *_: Any) -> tuple[ptx.Kernel, int]:
         if largest not in self.kernels:
             from topkd.kernels.cluster32_kernel import ClusterSelect32
 

@@ -22,9 +22,9 @@ from topkd.kernels.cluster import SIZES, ClusterFamily, is_plain, sizes
 Array = np.ndarray
 
 
-def key_of(bits: Array, largest: bool) -> Array:
+def key_of(bits: Array, largest: bool, infinity: int = 0x7F80) -> Array:
     """What `word_keys` computes of one half: canonical, then flipped by sign."""
-    canonical = np.where((bits & 0x7FFF) > 0x7F80, 0x7FFF, np.where(bits == 0x8000, 0, bits)).astype(np.int64)
+    canonical = np.where((bits & 0x7FFF) > infinity, 0x7FFF, np.where(bits == 0x8000, 0, bits)).astype(np.int64)
     flipped = canonical ^ (((canonical >> 15) & 1) * 0x7FFF) ^ 0x8000
     return flipped if largest else flipped ^ 0xFFFF
 
@@ -181,6 +181,36 @@ def test_keys_order_all_patterns(largest: bool) -> None:
     assert keys[0x8000] == keys[0]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("largest", [True, False])
+def test_cutoffs_are_compared_as_keys_are(largest: bool, dtype: str) -> None:
+    """`cutoff_of`: what is compared as numbers agrees with the keys, for every key that a search may come to."""
+    infinity = {"bfloat16": 0x7F80, "float16": 0x7C00}[dtype]
+    scores = np.arange(1 << 16, dtype=np.uint16)
+    values = decode(scores, dtype)
+    keys = key_of(scores, largest, infinity)
+    worst, no_zero = 0x7FFF - infinity, 0x7FFF if largest else 0x8000
+    for low in (*range(worst + 3), *range(0x7FF0, 0x8010), *range(0x8000 + infinity - 3, 0x10000, 7), 0xFFFF):
+        cutoff = low
+        if cutoff < worst and (cutoff > 0 or largest):
+            cutoff = worst
+        cutoff += cutoff == no_zero
+        if cutoff > 0x8000 | infinity:
+            cutoff = 0xFFFF
+        assert ((keys > low) >= (keys > cutoff)).all()
+        assert ((keys >= low) == (keys >= cutoff)).all()
+        ascending = cutoff if largest else cutoff ^ 0xFFFF
+        nan = ascending == 0xFFFF
+        bits = infinity if nan else ascending ^ (0x8000 if ascending >= 0x8000 else 0xFFFF)
+        value = decode(np.array([bits], np.uint16), dtype)[0]
+        above = ~(values <= value) if largest else values < value
+        equal = values == value
+        if nan:
+            above, equal = (np.zeros_like(above), above) if largest else (above | equal, ~(above | equal))
+        assert (above == (keys > cutoff)).all()
+        assert (equal == (keys == cutoff)).all()
+
+
 def test_direct_takes_two_counts() -> None:
     rng = np.random.default_rng(1)
     keys = key_of(rng.integers(0, 1 << 16, 5000), True)
@@ -196,7 +226,9 @@ def test_direct_takes_two_counts() -> None:
         (1, 32_768, 8),
         (1, 16_384, 4),
         (1, 4_096, 1),
-        (16, 131_072, 8),
+        (16, 131_072, 4),
+        (16, 262_144, 8),
+        (8, 131_072, 8),
         (16, 1 << 20, 8),
         (64, 131_072, 2),
         (64, 1 << 20, 2),
@@ -222,7 +254,7 @@ def test_plain_jobs_are_launched_with_the_same_arguments(
     family = ClusterFamily()
     calls: list[tuple[int, ...]] = []
     bound = 100 if max_length is None else min(max_length, 100)
-    family._choices[0, 3, bound, largest, dtype] = lambda *arguments: calls.append(arguments)
+    family._choices[0, 3, bound, (largest, dtype, 1, False)] = lambda *arguments: calls.append(arguments)
     family._launch(job, 0, dependent=True)
     wanted = [*launch_arguments(job), 0, 1, 7]
     wanted[3] = min(wanted[3], 100)
