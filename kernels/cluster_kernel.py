@@ -44,7 +44,7 @@ neighbouring large scores are spread over warps and CTAs (C CTAs, W warps):
 
 For ordered output a warp's segments are neighbours instead, and the warps and CTAs in their order.
 
-Shared memory, 104 KiB for one CTA a row, 79 to 97 KiB in clusters: list 40 or 68 KiB, 8 bytes an entry, written by all
+Shared memory, 108 KiB for one CTA a row, 79 to 97 KiB in clusters: list 40 or 72 KiB, 8 bytes an entry, written by all
 warps (before it the sampled vectors, later the copies of the bins for `count_row`) | queues 6 or 10 KiB and their
 vectors 24 or 40 KiB, a part a warp | samples 2 KiB | bins of all CTAs 1 KiB a CTA, written by all CTAs of the cluster
 | bins, sums, counters 4 KiB. The less there is, the more of it is L1 cache, through which all loads in flight go.
