@@ -12,7 +12,7 @@ from prometheus_client import Counter, Histogram
 from topkd import kernels
 
 from ._execute import FALLBACK_REASONS, Batch
-from .metrics import ServerMetrics
+from .metrics import ORDERED_OUTCOMES, ServerMetrics
 
 __all__ = ["Recorder"]
 
@@ -30,6 +30,8 @@ class Recorder:
         self._lock = threading.Lock()
         self._compiled: dict[str, int] = {}
         self._phase = "start"
+        for outcome in ORDERED_OUTCOMES:
+            metrics.ordered.labels(outcome)
         for family in kernels.kernels():  # a series that is there from the start shows its first increase
             for phase in ("start", "ready"):
                 metrics.compiles.labels(family, phase)

@@ -183,10 +183,13 @@ def _lifecycle(view: DeviceView) -> str:
         ("refused", figures.total("topkd_attaches_total", outcome="refused")),
     )
     open_now = [(f"open, {transport}", each) for transport, each in figures.by("topkd_sessions", "transport").items()]
+    outcomes = figures.by("topkd_ordered_calls_total", "outcome").items()
+    ordered = [(outcome.replace("_", " "), each) for outcome, each in outcomes]
     ended = figures.by("topkd_sessions_ended_total", "cause").items()
     groups = (
         ("Sessions", _counted((*open_now, *counters))),
         ("Sessions ended", _counted((_CAUSES.get(cause, cause), value) for cause, value in ended)),
+        ("Ordered calls", _counted((*ordered, ("streams of calls", figures.total("topkd_streams"))))),
         ("Workers", _counted(figures.by("topkd_workers", "state").items())),
         ("Memory shared", regions or [("none", "")]),
         ("Processes", processes),

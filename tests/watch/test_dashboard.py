@@ -65,7 +65,7 @@ def test_the_data_source_is_a_variable_everywhere() -> None:
 
 
 def test_rows_and_panels() -> None:
-    assert ROWS == ["Service", "Kernels", "Sharing the device", "Sessions", "Host"]
+    assert ROWS == ["Service", "Kernels", "Lanes and order", "Sessions", "Host"]
     everything = DASHBOARD["panels"]
     assert len({panel["id"] for panel in everything}) == len(everything)
     assert len({panel["title"] for panel in PANELS}) == len(PANELS)
