@@ -95,7 +95,7 @@ def test_kinds_and_shapes(kind: str, rows: int, width: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_every_cluster_size(size: int) -> None:
     family = ClusterFamily()
-    launcher = family._launcher(0, size, largest=True, dtype=torch.float32)
+    launcher = family._launcher(0, size, (True, torch.float32, 1, False))
     if launcher.resident == 0:
         pytest.skip(f"the device holds no cluster of {size}")
     family._choose = lambda *_: launcher.function  # type: ignore[method-assign]
