@@ -39,6 +39,7 @@ COMPARE: dict[str, Any] = {
     "gtu": lambda x, y: ~(x <= y),
     "geu": lambda x, y: ~(x < y),
     "leu": lambda x, y: ~(x > y),
+    "nan": lambda x, y: np.isnan(x) | np.isnan(y),
 }
 """Comparisons that hold where there is a NaN."""
 FLOATS = {"min", "max", "mul", "add", "sub", "fma", "sqrt", "rcp", "neg"}
