@@ -28,7 +28,7 @@ RUDE = {
     "garbage": b"\xff" * 64,
     "text": b"GET / HTTP/1.1\r\n\r\n",
     "one-byte": b"\x00",
-    "empty-request": side_pb2.SideRequest().SerializeToString() or b"\x1a\x00",
+    "empty-request": side_pb2.SideRequest().SerializeToString() or b"\x7a\x00",
     "cut": attach_request().SerializeToString()[:-1],
     "register-first": side_pb2.SideRequest(register_memfd=side_pb2.RegisterMemfd(size=SIZE)).SerializeToString(),
 }
