@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from topkd import _arrays, _empty, _flows, _region
-from topkd._base import ClientBase, PlanBase
+from topkd._base import ClientBase, PlanBase, batch_entries
 from topkd._types import Merge, Selection, SelectResult
 from topkd.errors import UnavailableError
 
@@ -86,7 +86,7 @@ class AsyncClient(ClientBase):
         wait: Wait = "stream",
     ) -> list[SelectResult]:
         """Does several selections in one call. See `Client.select_topk_batch`."""
-        entries = [entry if isinstance(entry, Selection) else entry._state for entry in selections]
+        entries = batch_entries(self._core, selections)
         return await _flows.adrive(_flows.select(self._core, entries, timeout, wait))
 
     async def plan(

@@ -22,10 +22,12 @@ __all__ = [
     "View",
     "bits",
     "bits_dtype",
+    "check_strides",
     "describe",
     "dtype_name",
     "extent",
     "itemsize",
+    "memory",
     "numpy_dtype",
     "parse_dtype",
     "torch_module",
@@ -96,7 +98,8 @@ def describe(argument: str, value: object, selection: int = 0) -> View:
 
     Raises:
         ArgumentTypeError: It is no tensor, or of an element type that no request can carry.
-        ArgumentValueError: Its memory is not strided, or its strides are no whole elements.
+        ArgumentValueError: Its memory is not strided, its strides are no whole elements, or its elements are not what
+            their bits say: a lazily negated view.
     """
     if isinstance(value, np.ndarray):
         return _describe_numpy(argument, value, selection)
@@ -138,9 +141,16 @@ def _describe_torch(argument: str, tensor: Any, selection: int, torch: ModuleTyp
     if code is None:
         raise _bad_dtype(argument, name, selection)
     kind = tensor.device.type
-    if kind not in ("cpu", "cuda") or tensor.layout is not torch.strided:
+    if kind not in ("cpu", "cuda") or tensor.layout is not torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else f"with layout {tensor.layout}"
         raise ArgumentValueError(
-            f"{argument} is on {tensor.device} with layout {tensor.layout}; allowed are strided CPU and CUDA tensors",
+            f"{argument} is on {tensor.device}, {layout}; allowed are strided CPU and CUDA tensors",
+            argument=argument,
+            selection=selection,
+        )
+    if tensor.is_neg():
+        raise ArgumentValueError(
+            f"{argument} is a lazily negated (or conjugated) view; pass .resolve_neg()",
             argument=argument,
             selection=selection,
         )
@@ -152,6 +162,17 @@ def _bad_dtype(argument: str, name: str, selection: int) -> ArgumentTypeError:
     return ArgumentTypeError(
         f"{argument} has dtype {name}; allowed are {_KNOWN}", argument=argument, selection=selection
     )
+
+
+def check_strides(argument: str, view: View, selection: int = 0) -> None:
+    """Raises ArgumentValueError unless the last stride is 1 and none is negative; those of size 1 are not looked at."""
+    sizes = tuple(zip(view.shape, view.strides, strict=True))
+    if (sizes and sizes[-1][0] > 1 and sizes[-1][1] != 1) or any(size > 1 and step < 0 for size, step in sizes):
+        raise ArgumentValueError(
+            f"{argument} has strides {view.strides}; the last must be 1, the other at least 0",
+            argument=argument,
+            selection=selection,
+        )
 
 
 def itemsize(code: int) -> int:
@@ -187,6 +208,32 @@ def bits(view: View) -> np.ndarray[Any, Any]:
     torch = sys.modules["torch"]
     viewed: np.ndarray[Any, Any] = view.array.detach().view(getattr(torch, carrier.name)).numpy()
     return viewed
+
+
+class _Memory:
+    """Where a view's elements are, in numpy's words; keeps its array alive."""
+
+    __slots__ = ("__array_interface__", "array")
+
+    def __init__(self, view: View) -> None:
+        size = _ITEMSIZE[view.code]
+        strides = zip(view.shape, view.strides, strict=True)
+        self.array = view.array
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (view.address, False),
+            "shape": view.shape,
+            "typestr": _BITS[size].str,
+            "strides": tuple(stride * size if count > 1 else size for count, stride in strides),
+        }
+
+
+def memory(view: View) -> np.ndarray[Any, Any]:
+    """Returns a writeable array of integers over the same memory, which may be read-only: the caller minds.
+
+    Strides of dimensions of size 1 are those of an element. Of device memory it only tells where that lies.
+    """
+    return np.asarray(_Memory(view))
 
 
 def wrap_bits(array: np.ndarray[Any, Any], code: int, library: str) -> Any:

@@ -6,15 +6,19 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
+from topkd._codec import text
 from topkd._core import Core
 from topkd._options import Options, check_options, check_security, target_directory
-from topkd.errors import ArgumentValueError
+from topkd._types import Selection
+from topkd.errors import ArgumentTypeError, ArgumentValueError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from topkd._plan import PlanState
     from topkd._types import TlsOptions
 
-__all__ = ["ClientBase", "PlanBase"]
+__all__ = ["ClientBase", "PlanBase", "batch_entries"]
 
 
 class ClientBase:
@@ -41,7 +45,7 @@ class ClientBase:
             device: The device that the tensors are on: "cuda:0", a torch.device, an ordinal, a UUID or "cpu". A server
                 of another device then refuses the session.
             name: What the server's logs call this client.
-            timeout: Seconds that a call may take, unless it says otherwise.
+            timeout: Seconds that a call may take, unless it says otherwise; more than two weeks count as two weeks.
             attach_timeout: Seconds within which a call tries to find a server, at the first call and after a loss.
                 A server may take some to start a worker.
             ready_timeout: Seconds that a CUDA stream may take to come to a selection that is ordered on it, from the
@@ -56,13 +60,16 @@ class ClientBase:
             ArgumentTypeError: An option of a wrong type.
             ArgumentValueError: An option that cannot be.
         """
-        check_options(target, timeout, attach_timeout, ready_timeout, on_unavailable)
-        security = check_security(target, token, tls)
-        seconds = float(timeout), float(attach_timeout)
-        name = name or f"pid {os.getpid()}"
-        local = on_unavailable == "local"
+        timeouts = {"timeout": timeout, "attach_timeout": attach_timeout, "ready_timeout": ready_timeout}
+        seconds = check_options(target, on_unavailable, **timeouts)
         options = Options(
-            target, _device_uuid(device), name, *seconds, local, float(ready_timeout), token=token, tls=security
+            target=target,
+            device_uuid=text("device", _device_uuid(device)),
+            name=text("name", f"pid {os.getpid()}" if name in (None, "") else name),
+            local=on_unavailable == "local",
+            token=token,
+            tls=check_security(target, token, tls),
+            **seconds,
         )
         self._core = Core(options)
         self._finalizer = weakref.finalize(self, self._core.close)
@@ -144,3 +151,26 @@ class PlanBase:
 
     def __repr__(self) -> str:
         return f"<topkd.{type(self).__name__}: {'closed' if self.closed else self.kernel}>"
+
+
+def batch_entries(core: Core, selections: Iterable[object]) -> list[Selection | PlanState]:
+    """Returns the entries of a client's batch.
+
+    Raises:
+        ArgumentTypeError: One is neither a selection nor a plan.
+        ArgumentValueError: A plan of another client, whose sessions are not this one's.
+    """
+    entries: list[Selection | PlanState] = []
+    for place, entry in enumerate(selections):
+        if isinstance(entry, Selection):
+            entries.append(entry)
+            continue
+        name = f"selections[{place}]"
+        if not isinstance(entry, PlanBase):
+            message = f"{name} must be a Selection or a plan of this client, not {type(entry).__name__}"
+            raise ArgumentTypeError(message, argument="selections", selection=place)
+        if entry._core is not core:
+            message = f"{name} is a plan of another client; allowed are selections and plans of this client"
+            raise ArgumentValueError(message, argument="selections", selection=place)
+        entries.append(entry._state)
+    return entries

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from topkd import _arrays, _empty, _flows, _region
-from topkd._base import ClientBase, PlanBase
+from topkd._base import ClientBase, PlanBase, batch_entries
 from topkd._stream import SelectStream
 from topkd._types import Merge, Selection, SelectResult
 from topkd.errors import UnavailableError
@@ -151,7 +151,7 @@ class Client(ClientBase):
             >>> [result.indices.tolist() for result in client.select_topk_batch(batch)]
             [[[3], [3]], [[0], [0]]]
         """
-        entries = [entry if isinstance(entry, Selection) else entry._state for entry in selections]
+        entries = batch_entries(self._core, selections)
         return _flows.drive(_flows.select(self._core, entries, timeout, wait))
 
     def plan(self, input: Array, k: int, *, timeout: float | None = None, **options: Unpack[SelectOptions]) -> Plan:

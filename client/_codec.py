@@ -29,6 +29,7 @@ __all__ = [
     "read_inline",
     "reference",
     "selection_message",
+    "text",
 ]
 
 SELECTION_TENSORS: Final = (
@@ -109,7 +110,7 @@ def _encode_options(selection: Selection, place: int) -> selection_pb2.Selection
     message.order = _choice("order", selection.order, _ORDERS, place)
     message.ties = _choice("ties", selection.ties, _TIES, place)
     message.index_dtype = _arrays.parse_dtype("index_dtype", selection.index_dtype, place).code  # type: ignore[assignment]
-    message.kernel = _text("kernel", selection.kernel, place)
+    message.kernel = text("kernel", selection.kernel, place)
     return message
 
 
@@ -143,20 +144,30 @@ def _boolean(name: str, value: object, place: int) -> bool:
     return value
 
 
-def _text(name: str, value: object, place: int) -> str:
+def text(name: str, value: object, place: int = 0) -> str:
+    """Returns a text that a message can carry.
+
+    Raises:
+        ArgumentTypeError: It is no str.
+        ArgumentValueError: It holds half of a surrogate pair.
+    """
     if not isinstance(value, str):
         raise ArgumentTypeError(
             f"{name} must be a str, not {type(value).__name__} ({value!r})", argument=name, selection=place
         )
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ArgumentValueError(f"{name} is {value!r}, which is no UTF-8", argument=name, selection=place) from None
     return value
 
 
 def _choice(name: str, value: object, choices: dict[str, Any], place: int) -> Any:
-    text = _text(name, value, place)
-    if text not in choices:
+    chosen = text(name, value, place)
+    if chosen not in choices:
         allowed = ", ".join(map(repr, choices))
-        raise ArgumentValueError(f"{name} is {text!r}; allowed are {allowed}", argument=name, selection=place)
-    return choices[text]
+        raise ArgumentValueError(f"{name} is {chosen!r}; allowed are {allowed}", argument=name, selection=place)
+    return choices[chosen]
 
 
 def reference(view: View, region_id: int, offset: int) -> tensor_pb2.Tensor:

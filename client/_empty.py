@@ -23,12 +23,18 @@ __all__ = ["check_shape", "empty", "ordinary"]
 def check_shape(shape: Any) -> tuple[int, ...]:
     """Returns a shape as a tuple; an integer is a vector's."""
     try:
-        sizes = (operator.index(shape),) if hasattr(shape, "__index__") else tuple(map(operator.index, shape))
+        sizes = (_size(shape),) if hasattr(shape, "__index__") else tuple(map(_size, shape))
     except TypeError:
         raise ArgumentTypeError(f"shape must be an int or ints, not {shape!r}", argument="shape") from None
     if any(size < 0 for size in sizes):
         raise ArgumentValueError(f"shape is {sizes}; no size may be negative", argument="shape")
     return sizes
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError("a bool is no size")
+    return operator.index(value)
 
 
 def empty(core: Core, shape: tuple[int, ...], dtype: Dtype, session: Session) -> Any:

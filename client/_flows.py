@@ -222,7 +222,7 @@ def _call(
     Unless `host`, a call with CUDA tensors is ordered on their stream, and returns when the server has accepted it.
     `send` makes the step that sends, instead of a unary call.
     """
-    deadline = Deadline(core.options.timeout if timeout is None else timeout)
+    deadline = core.options.deadline(timeout)
     may_grow = True
     attempt = 0
     while True:
@@ -295,7 +295,7 @@ def _pause_after(
 
 def blocking(core: Core, function: Callable[[Session], _T], timeout: float | None) -> Flow[_T]:
     """Runs a function of the session, which may wait."""
-    deadline = Deadline(core.options.timeout if timeout is None else timeout)
+    deadline = core.options.deadline(timeout)
     session = core.live()
     if session is None:
         session = yield Blocking(partial(core.attach, deadline))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from topkd import _arrays, _codec
 from topkd._types import Selection, SelectResult
-from topkd.errors import ArgumentTypeError, ArgumentValueError, UnavailableError
+from topkd.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from topkd._plan import PlanState
     from topkd._types import Merge
@@ -23,25 +24,22 @@ _TENSORS = frozenset((*_codec.SELECTION_TENSORS, *_codec.MERGE_TENSORS, "out_ind
 
 
 def select(entries: Sequence[Selection | PlanState]) -> list[SelectResult]:
-    """Selects one after the other. An error leaves the outputs of the entries before it written."""
+    """Selects. The batch is checked whole first: after an ArgumentError all outputs are as they were."""
     kernels = _kernels()
-
-    def run(*arguments: Any, **options: Any) -> tuple[Any, str]:
-        request = kernels.validate_select(*arguments, **options)
-        return kernels.run_select(request), kernels.choose(request)[0]
-
     selections = [entry if isinstance(entry, Selection) else entry.selection for entry in entries]
-    return [_run(run, selection, place, ("input", "k")) for place, selection in enumerate(selections)]
+    requests = _checked(kernels, kernels.validate_select, selections, ("input", "k"))
+    with _as_ours():
+        results = kernels.run_select_batch(requests, overlap_checked=True)
+    families = [kernels.choose(request)[0] for request in requests]
+    return list(map(_result, selections, results, families))
 
 
 def merge(merges: Sequence[Merge]) -> list[SelectResult]:
-    """Merges one after the other."""
+    """Merges. Checked as `select` does."""
     kernels = _kernels()
-
-    def run(*arguments: Any, **options: Any) -> tuple[Any, str]:
-        return kernels.merge_topk(*arguments, **options), "merge"
-
-    return [_run(run, entry, place, ("values", "indices", "k")) for place, entry in enumerate(merges)]
+    requests = _checked(kernels, kernels.validate_merge, merges, ("values", "indices", "k"))
+    results = map(kernels.run_merge, requests)
+    return [_result(entry, result, "merge") for entry, result in zip(merges, results, strict=True)]
 
 
 def _kernels() -> Any:
@@ -54,33 +52,52 @@ def _kernels() -> Any:
     return kernels
 
 
-def _run(
-    function: Callable[..., tuple[Any, str]], entry: Selection | Merge, place: int, positional: tuple[str, ...]
-) -> SelectResult:
+def _checked(
+    kernels: Any, validate: Callable[..., Any], entries: Sequence[Selection | Merge], positional: tuple[str, ...]
+) -> list[Any]:
+    """Returns the requests of a batch, each checked by itself and its outputs against all other tensors."""
+    requests = []
+    for place, entry in enumerate(entries):
+        arguments = _arguments(entry, place, positional[0])
+        head = [arguments.pop(name) for name in positional]
+        with _as_ours(place):
+            requests.append(validate(*head, **arguments))
+    with _as_ours():
+        kernels.check_batch_overlap(requests)
+    return requests
+
+
+@contextlib.contextmanager
+def _as_ours(place: int | None = None) -> Iterator[None]:
+    """Raises refused arguments as the client's classes; `place` is the entry's unless the error names it."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
+        selection = (getattr(error, "selection", None) or 0) if place is None else place
+        raise kind(str(error), argument=getattr(error, "argument", ""), selection=selection) from error
+
+
+def _arguments(entry: Selection | Merge, place: int, first: str) -> dict[str, Any]:
+    """Returns the arguments of an entry as `topkd.kernels` takes them."""
     arguments = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
-    first = arguments[positional[0]]
-    numpy = isinstance(first, np.ndarray)
     for name, value in arguments.items():
-        if value is not None and (name in _TENSORS or name == positional[0]):
+        if value is not None and (name in _TENSORS or name == first):
             arguments[name] = _to_torch(name, value, place)
     if "index_dtype" in arguments:
         import torch
 
         name = _arrays.dtype_name(_arrays.parse_dtype("index_dtype", arguments["index_dtype"], place).code)
         arguments["index_dtype"] = getattr(torch, name)
-    given = arguments.get("out_indices"), arguments.get("out_values")
-    head = [arguments.pop(name) for name in positional]
-    try:
-        result, kernel = function(*head, **arguments)
-    except (TypeError, ValueError) as error:
-        kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
-        raise kind(str(error), argument=getattr(error, "argument", ""), selection=place) from error
-    outputs = (result.indices, result.values)
-    originals = (entry.out_indices, entry.out_values)
-    indices, values = (
-        original if had is not None else _from_torch(output, numpy)
-        for output, had, original in zip(outputs, given, originals, strict=True)
-    )
+    return arguments
+
+
+def _result(entry: Selection | Merge, result: Any, kernel: str) -> SelectResult:
+    numpy = isinstance(entry.input if isinstance(entry, Selection) else entry.values, np.ndarray)
+    indices = _from_torch(result.indices, numpy) if entry.out_indices is None else entry.out_indices
+    values = _from_torch(result.values, numpy) if entry.out_values is None else entry.out_values
     return SelectResult(indices, values, kernel, local=True)
 
 
@@ -88,7 +105,10 @@ def _to_torch(name: str, value: Any, place: int) -> Any:
     view = _arrays.describe(name, value, place)
     if view.library == "torch":
         return value
-    return _arrays.wrap_bits(_arrays.bits(view), view.code, "torch")
+    _arrays.check_strides(name, view, place)
+    if name.startswith("out_") and not value.flags.writeable:
+        raise ArgumentValueError(f"{name} is read-only", argument=name, selection=place)
+    return _arrays.wrap_bits(_arrays.memory(view), view.code, "torch")
 
 
 def _from_torch(tensor: Any, numpy: bool) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import random
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
 from topkd._paths import device_directories, find_socket_dir
 from topkd._types import TlsOptions
@@ -17,11 +19,15 @@ __all__ = [
     "Options",
     "backoff",
     "check_options",
+    "check_seconds",
     "check_security",
     "check_wait",
     "directory_of_device",
     "target_directory",
 ]
+
+_LONGEST_S: Final = 14 * 86400
+"""What longer time-outs count as, endless ones too: locks, sockets and gRPC each overflow somewhere beyond."""
 
 
 class Deadline:
@@ -55,6 +61,12 @@ class Options:
     ready_timeout: float
     token: str | None = field(repr=False)
     tls: TlsOptions | None = field(repr=False)
+
+    def deadline(self, timeout: object) -> Deadline:
+        """Returns the end of a call that begins now, by its own time-out or, if None, the client's."""
+        if timeout is None:
+            return Deadline(self.timeout)
+        return Deadline(check_seconds("timeout", timeout))
 
 
 def target_directory(target: str | os.PathLike[str] | None) -> Path | None:
@@ -100,31 +112,47 @@ def check_wait(wait: object) -> bool:
     return wait == "host"
 
 
-def check_options(
-    target: object, timeout: object, attach_timeout: object, ready_timeout: object, on_unavailable: object
-) -> None:
-    """Raises for options of a client that cannot be."""
+def check_seconds(name: str, value: object) -> float:
+    """Returns a time-out in seconds, the longest that there is for longer ones.
+
+    Raises:
+        ArgumentTypeError: It is no number.
+        ArgumentValueError: It is no time-out: negative, or NaN.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ArgumentTypeError(f"{name} must be seconds, not {value!r}", argument=name)
+    seconds: Any = value
+    if not seconds >= 0:
+        raise ArgumentValueError(f"{name} is {value}; it must be at least 0 seconds", argument=name)
+    return float(min(seconds, _LONGEST_S))
+
+
+def check_options(target: object, on_unavailable: object, **timeouts: object) -> dict[str, float]:
+    """Raises for options of a client that cannot be; returns the time-outs in seconds."""
     if target is not None and not isinstance(target, (str, os.PathLike)):
         raise ArgumentTypeError(f"target must be a path or str, not {type(target).__name__}", argument="target")
-    for name, value in (
-        ("timeout", timeout),
-        ("attach_timeout", attach_timeout),
-        ("ready_timeout", ready_timeout),
-    ):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ArgumentTypeError(f"{name} must be seconds, not {value!r}", argument=name)
-        if not value > 0:
-            raise ArgumentValueError(f"{name} is {value}; it must be above 0 seconds", argument=name)
+    seconds = {name: check_seconds(name, value) for name, value in timeouts.items()}
+    for name, value in seconds.items():
+        if not value:
+            raise ArgumentValueError(f"{name} is 0; it must be above 0 seconds", argument=name)
     if on_unavailable not in ("raise", "local"):
         raise ArgumentValueError(
             f"on_unavailable is {on_unavailable!r}; allowed are 'raise', 'local'", argument="on_unavailable"
         )
+    return seconds
 
 
 def check_security(target: str | os.PathLike[str] | None, token: str | None, tls: object) -> TlsOptions | None:
     """Returns the TLS options to use; raises for what makes no sense with the target."""
     if tls is not None and not isinstance(tls, (TlsOptions, bool)):
         raise ArgumentTypeError(f"tls must be TlsOptions or a bool, not {type(tls).__name__}", argument="tls")
+    if token is not None and not isinstance(token, str):
+        raise ArgumentTypeError(f"token must be a str, not {type(token).__name__}", argument="token")
+    if token is not None and not (token.isascii() and token.isprintable() and token == token.strip()):
+        raise ArgumentValueError(
+            "token holds what no attach token does: allowed are printable ASCII characters, no blank at either end",
+            argument="token",
+        )
     if (token is not None or tls) and target_directory(target) is not None:
         raise ArgumentValueError(f"token and tls are for TCP; the target is {target!r}", argument="target")
     return TlsOptions() if tls is True else (tls or None)

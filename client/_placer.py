@@ -74,6 +74,8 @@ def tensor_key(value: Any) -> tuple[Any, ...]:
     """Returns what tells where an array or tensor is, and how it lies there. Raises for anything else."""
     if type(value) is np.ndarray:
         return value.__array_interface__["data"][0], value.shape, value.strides, value.dtype
+    if value.is_neg():
+        raise TypeError("the bits of a lazily negated view are not its elements")
     return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
@@ -187,14 +189,7 @@ class Placer:
                 "share it with client.register",
                 argument=name,
             )
-        bad_last = view.shape and view.shape[-1] > 1 and view.strides[-1] != 1
-        bad_row = len(view.shape) > 1 and view.shape[0] > 1 and view.strides[0] < 0
-        if bad_last or bad_row:
-            raise ArgumentValueError(
-                f"{name} has strides {view.strides}; the last must be 1, the other at least 0",
-                argument=name,
-                selection=self.place,
-            )
+        _arrays.check_strides(name, view, self.place)
 
     def _found(self, name: str, copy: Any) -> tensor_pb2.Tensor:
         tensor = self.known(copy) or self.locate(_arrays.describe(name, copy, self.place))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from topkd import _flows
+from topkd._base import batch_entries
 from topkd._status import CallFailedError, Failure
 from topkd._types import Selection, SelectResult
 from topkd.errors import ClientClosedError
@@ -269,13 +270,13 @@ class SelectStream:
         self, selections: Iterable[Selection | Plan], *, timeout: float | None = None, wait: Wait = "stream"
     ) -> list[SelectResult]:
         """Does several selections in one call. See `Client.select_topk_batch`."""
-        results: list[SelectResult] = _flows.drive(self._flow(_entries(selections), timeout, wait))
+        entries = batch_entries(self._core, selections)
+        results: list[SelectResult] = _flows.drive(self._flow(entries, timeout, wait))
         return results
 
     def run(self, plan: Plan, *, timeout: float | None = None, wait: Wait = "stream") -> SelectResult:
         """Runs a plan. See `Plan.run`."""
-        result: SelectResult = _flows.drive(self._flow([plan._state], timeout, wait))[0]
-        return result
+        return self.select_topk_batch([plan], timeout=timeout, wait=wait)[0]
 
     def submit(
         self, selections: Iterable[Selection | Plan], *, timeout: float | None = None, wait: Wait = "stream"
@@ -285,7 +286,7 @@ class SelectStream:
         Raises:
             TopkdError: As `Client.select_topk`, as far as that is known before the answer.
         """
-        flow = self._flow(_entries(selections), timeout, wait)
+        flow = self._flow(batch_entries(self._core, selections), timeout, wait)
         step, results = _flows.drive_to(flow, _Step)
         return Pending(flow, step, results)
 
@@ -302,10 +303,6 @@ class SelectStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _entries(selections: Iterable[Selection | Plan]) -> list[Any]:
-    return [entry if isinstance(entry, Selection) else entry._state for entry in selections]
 
 
 def _close_all(opened: list[Transport]) -> None:
