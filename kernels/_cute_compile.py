@@ -11,6 +11,7 @@ import importlib.util
 import tempfile
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -235,6 +236,14 @@ def _made(variant: Variant, compiled: _Compiled, entry: Entry | None, started: f
 
 def _compile(variant: Variant) -> _Compiled:
     """Compile a variant; the caller holds `_COMPILING`. With options of its own there is no binary and no object."""
+    with warnings.catch_warnings():
+        # The compiler warns of its own deprecations; where warnings are errors, no kernel would compile.
+        warnings.simplefilter("ignore")
+        return _compile_quietly(variant)
+
+
+def _compile_quietly(variant: Variant) -> _Compiled:
+    """Compile for `_compile`."""
     cutlass = importlib.import_module("cutlass")
     cute = importlib.import_module("cutlass.cute")
     runtime = importlib.import_module("cutlass.cute.runtime")

@@ -262,3 +262,11 @@ def test_the_command_lists_nothing_where_there_is_nothing(capsys: pytest.Capture
 def test_nothing_of_it_imports_the_compiler() -> None:
     code = "import sys; from topkd.kernels import _precompile; sys.exit('cutlass' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0
+
+
+@compiler
+@pytest.mark.filterwarnings("error")
+def test_warnings_of_the_compiler_are_no_errors_where_warnings_are() -> None:
+    """The compiler deprecates what the kernels use; a process that turns warnings into errors has its kernels still."""
+    facts = (1, True, "bfloat16", 1, False)
+    assert callable(_cute_compile.compile_kernel("cluster_kernel", "ClusterSelect", facts, "sm_90a"))
