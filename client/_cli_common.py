@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CommandError",
+    "UsageError",
     "add_json",
     "add_target",
     "connect",
@@ -35,7 +36,19 @@ __all__ = [
 
 
 class CommandError(Exception):
-    """A command that cannot be carried out; the message is for the user."""
+    """A command that cannot be carried out; the message is for the user.
+
+    Attributes:
+        status: The exit status.
+    """
+
+    status = 1
+
+
+class UsageError(CommandError):
+    """Options that cannot be used, whatever the state of things."""
+
+    status = 2
 
 
 def version() -> str:

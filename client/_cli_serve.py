@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from topkd._cli_common import CommandError, add_json
+from topkd._cli_common import CommandError, UsageError, add_json
 
 __all__ = ["add_commands", "options"]
 
@@ -105,7 +105,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the options given, as `ServerConfig.from_environment` takes them.
 
     Raises:
-        CommandError: A limit that cannot be read.
+        UsageError: A limit that cannot be read.
     """
     given = {
         name: value
@@ -120,7 +120,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     for text in args.limit:
         name, equals, value = text.partition("=")
         if not name.strip() or not equals or not value.strip().isdecimal():
-            raise CommandError(f"--limit {text}: it must be NAME=N, such as sessions=4")
+            raise UsageError(f"--limit {text}: it must be NAME=N, such as sessions=4")
         given["max_" + name.strip().removeprefix("max_")] = int(value)
     return given
 
@@ -139,13 +139,13 @@ def _run(args: argparse.Namespace) -> int:
         ) from None
     given = options(args)
     if args.device and args.devices:
-        raise CommandError("--device and --devices exclude each other")
+        raise UsageError("--device and --devices exclude each other")
     for name in given:
         if name.startswith("max_") and name not in ServerLimits.__dataclass_fields__:
             known = ", ".join(limit.removeprefix("max_") for limit in ServerLimits.__dataclass_fields__)
-            raise CommandError(f"--limit {name.removeprefix('max_')}: there is no such limit; there are {known}")
+            raise UsageError(f"--limit {name.removeprefix('max_')}: there is no such limit; there are {known}")
     try:
         config = ServerConfig.from_environment(**given)
     except ConfigError as error:
-        raise CommandError(str(error)) from None
+        raise UsageError(str(error)) from None
     return serve(config) if config.devices is None else serve_fleet(config)

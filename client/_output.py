@@ -89,21 +89,22 @@ def check_given(name: str, view: View, wanted: tuple[int, tuple[int, ...]] | Non
 def check_overlaps(views: Sequence[tuple[int, str, View]]) -> None:
     """Checks that no output overlaps another tensor of the batch.
 
-    The server checks what it sees; staged tensors are apart there even if the caller's are not.
+    The server checks what it sees; staged tensors are apart there even if the caller's are not. Of two outputs the one
+    is named that `topkd.kernels` names: of the later selection, else at the higher address, else `out_values`.
     """
     spans = sorted(
         (
             (v.address, v.address + _arrays.extent(v), name.startswith("out_"), place, name, v)
             for place, name, v in views
         ),
-        key=lambda span: span[:2],
+        key=lambda span: span[0],
     )
     for at, (_, end, written, place, name, view) in enumerate(spans):
         for start, _, other_written, other_place, other_name, other in spans[at + 1 :]:
             if start >= end:
                 break
             if (written or other_written) and _meet(view, other):
-                if not written:
+                if (other_written, other_place) >= (written, place):
                     place, name, other_place, other_name = other_place, other_name, place, name
                 raise ArgumentValueError(
                     f"{name} of selection {place} overlaps {other_name} of selection {other_place}; outputs must "

@@ -60,4 +60,4 @@ def _fail(error: Exception, as_json: bool) -> int:
         print(json.dumps(report))
     else:
         print(f"topkd: {error}", file=sys.stderr)
-    return 1
+    return error.status if isinstance(error, CommandError) else 1

@@ -2,7 +2,8 @@
 
 Front to worker: `session` (id and token; to a worker of its own also the reply, the connection and the words),
 `close`, `drain`.
-Worker to front: `ready`, `failed`, `metrics`, `detached` (the client ended its session in order).
+Worker to front: `ready`, `failed`, `metrics`, `opened` (the shared worker takes calls of a session),
+`detached` (the client ended its session in order).
 """
 
 import array

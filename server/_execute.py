@@ -112,7 +112,8 @@ class Executor:
             calls[key].places.append(place)
         sizes = [_sizes(request) for request in requests]
         rows, read, written = (sum(column) for column in zip(*sizes, strict=True))
-        return Batch(list(paths), list(calls.values()), rows, read, written, reply_bytes > 0)
+        inline = any(True for request in requests for _ in _missing(request))  # those without elements too
+        return Batch(list(paths), list(calls.values()), rows, read, written, inline)
 
     def run(self, batch: Batch) -> tuple[list[selection_pb2.SelectionResult], list[int], int]:
         """Runs a batch and waits for the device.

@@ -24,6 +24,8 @@ __all__ = ["StartError", "Supervisor", "WorkerProcess"]
 
 _LONGEST_BACKOFF_S = 10.0
 _START_TRIES = 3
+_STARTS_AT_ONCE = max(2, min(4, len(os.sched_getaffinity(0))))
+"""Workers that start together for clients that wait: each start takes a core for seconds, to load torch."""
 
 
 class StartError(RuntimeError):
@@ -52,6 +54,7 @@ class WorkerProcess:
         self.detached = False
         self.failure = ""
         self.on_exit: Callable[[], None] | None = None
+        self._opening: dict[str, asyncio.Future[None]] = {}
 
     def tell(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Sends a control message; a worker that does not read any more is killed.
@@ -64,6 +67,34 @@ class WorkerProcess:
         except OSError:
             self.kill()
             raise WorkerLostError("the worker is gone") from None
+
+    async def open_session(self, session_id: str, token: str, limit_s: float) -> None:
+        """Gives the shared worker a session, and waits until it takes the session's calls.
+
+        Raises:
+            WorkerLostError: the worker has ended, or has not answered within `limit_s` seconds.
+        """
+        opened = self._opening[session_id] = asyncio.get_running_loop().create_future()
+        try:
+            self.tell({"t": "session", "id": session_id, "token": token})
+            async with asyncio.timeout(limit_s):
+                await opened
+        except TimeoutError:
+            raise WorkerLostError("the worker of the sessions over TCP does not answer; attach again") from None
+        finally:
+            del self._opening[session_id]
+
+    def opened(self, session_id: str) -> None:
+        """Notes that the worker takes a session's calls."""
+        waiting = self._opening.get(session_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    def lose_openings(self) -> None:
+        """Fails whoever waits for a session to be opened: the process has ended."""
+        for waiting in self._opening.values():
+            if not waiting.done():
+                waiting.set_exception(WorkerLostError("the worker of the sessions over TCP is gone; attach again"))
 
     async def how_ended(self) -> str:
         """Says how the session of a worker whose connection has ended came to its end.
@@ -113,6 +144,7 @@ class Supervisor:
         self._workers: set[WorkerProcess] = set()
         self._changed = asyncio.Condition()
         self._failures = 0
+        self._waiting = 0  # clients in `take`
         self._stopping = False
         self._failed = ""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,12 +173,20 @@ class Supervisor:
         return spare and (self._config.tcp_address is None or self.shared is not None)
 
     def fill(self) -> None:
-        """Starts what is missing: spares, the shared worker."""
+        """Starts what is missing: a worker for each client that waits, else spares; the shared worker.
+
+        Spares whose clients have gone away before they were ready are ended.
+        """
         if self._stopping:
             return
         own = [worker for worker in self._workers if not worker.shared and worker.state in ("starting", "spare")]
-        for _ in range(self.wanted_spares() - len(own)):
+        spares = [worker for worker in own if worker.state == "spare"]
+        wanted = self.wanted_spares()
+        room = max(_STARTS_AT_ONCE, wanted) - (len(own) - len(spares))
+        for _ in range(min(room, max(wanted, self._waiting) - len(own))):
             self._spawn(shared=False)
+        for worker in spares[max(self._config.spares, self._waiting) :]:
+            self.end(worker, {"t": "drain", "grace_s": 0.0}, self._config.session_grace_s)
         if self._config.tcp_address is not None and not any(worker.shared for worker in self._workers):
             self._spawn(shared=True)
 
@@ -200,6 +240,8 @@ class Supervisor:
         kind = message.get("t")
         if kind == "metrics":
             self._collector.update(worker, message["samples"])
+        elif kind == "opened":
+            worker.opened(message["id"])
         elif kind == "detached":
             worker.detached = True
         elif kind == "failed":
@@ -211,6 +253,7 @@ class Supervisor:
                 self.facts = message
             self._log.debug("worker_ready", worker=worker.popen.pid, shared=worker.shared)
             self._notify()
+            self.fill()
 
     def _exited(self, worker: WorkerProcess) -> None:
         """Reaps a process: its last figures, its socket, whoever waits for it, and its successor."""
@@ -228,6 +271,7 @@ class Supervisor:
         expected = was == "ending" or self._stopping or by_itself
         report = self._log.debug if expected else self._log.error
         report("worker_ended", worker=worker.popen.pid, state=was, exit_code=code, failure=worker.failure)
+        worker.lose_openings()
         if worker.on_exit is not None:
             worker.on_exit()
         if not expected:
@@ -263,20 +307,27 @@ class Supervisor:
     async def take(self) -> WorkerProcess:
         """Takes a warm spare, waiting for one if there is none, and starts its successor.
 
+        Clients that wait have a worker started for each, several at once.
+
         Raises:
             StartingError: none became warm in time.
         """
+        self._waiting += 1
         try:
+            if not self._failures:  # else the next try comes after its back-off
+                self.fill()
             async with asyncio.timeout(self._config.attach_timeout_s), self._changed:
                 await self._changed.wait_for(lambda: self._spare() is not None)
                 worker = self._spare()
         except TimeoutError:
             raise StartingError("no worker became ready in time", retry_after_ms=1000) from None
+        finally:
+            self._waiting -= 1
+            self._loop.call_soon(self.fill)
         if worker is None:
             raise StartingError("no worker is ready", retry_after_ms=1000)
         worker.state = "busy"
         self._count()
-        self._loop.call_soon(self.fill)
         return worker
 
     def _spare(self) -> WorkerProcess | None:

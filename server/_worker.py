@@ -110,16 +110,17 @@ class Worker:
         session = Session(message["id"], self._limits, self._metrics, remote)
         self._sessions.add(message["token"], session)
         if remote:
+            with contextlib.suppress(OSError):  # the front is gone; the control loop sees it
+                send(self._control, {"t": "opened", "id": session.id})
             return
         self._log = self._log.bind(session=session.id)
         connection = socket.socket(fileno=fds[0])
         connection.setblocking(True)
+        session.timeline = self._service.open_timeline(Words(fds[1]))  # before the client can make an ordered call
         try:
             send_packet(connection, unpack_bytes(message["reply"]), [fds[1]])
         except OSError:
             self.finish("client_gone", 0.0)
-        try:
-            session.timeline = self._service.open_timeline(Words(fds[1]))
         finally:
             os.close(fds[1])
         arguments = (connection, session, self._backend, self._log, self._client_gone)

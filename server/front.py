@@ -293,7 +293,7 @@ class Front:
         try:
             if worker is None:
                 raise StartingError("the worker of the sessions over TCP is starting", retry_after_ms=1000)
-            worker.tell({"t": "session", "id": session.id, "token": session.token})
+            await worker.open_session(session.id, session.token, self._config.attach_timeout_s)
             self._count_attach("tcp", request, started)
             log.info("attached", worker=worker.popen.pid)
             yield control_pb2.AttachResponse(session=self._describe(session, ""))

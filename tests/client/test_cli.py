@@ -103,10 +103,13 @@ def test_serve_refuses_a_limit_that_cannot_be_read(text: str) -> None:
         (["--limit", "wishes=3"], "there is no such limit; there are sessions, regions"),
         (["--device", "tpu"], "device is 'tpu'"),
         (["--tcp", "0.0.0.0:1"], "tcp_token_file"),
+        (["--limit", "sessions"], "NAME=N"),
+        (["--metrics-port", "99999"], "metrics_port is 99999"),
+        (["--device", "cpu", "--devices", "cpu:2"], "exclude each other"),
     ],
 )
 def test_serve_says_what_is_wrong(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", *arguments]) == 1
+    assert main(["serve", *arguments]) == 2
     assert said in capsys.readouterr().err
 
 

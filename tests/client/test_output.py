@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from topkd import _arrays
+from topkd import _arrays, kernels
 from topkd._output import check_given, check_overlaps
 from topkd.errors import ArgumentTypeError, ArgumentValueError
 
@@ -44,6 +45,31 @@ def test_what_overlaps(first: np.ndarray, second: np.ndarray) -> None:
     with pytest.raises(ArgumentValueError, match="overlaps") as caught:
         check_overlaps([entry(0, "input", first), entry(1, "out_indices", second)])
     assert (caught.value.argument, caught.value.selection) == ("out_indices", 1)
+
+
+def _in_process(scores: list[torch.Tensor], outputs: tuple[torch.Tensor, torch.Tensor], one: bool) -> None:
+    if one:
+        kernels.validate_select(scores[0], 4, values=True, out_indices=outputs[0], out_values=outputs[1])
+        return
+    requests = [
+        kernels.validate_select(scores[0], 4, values=True, out_indices=outputs[0]),
+        kernels.validate_select(scores[1], 4, values=True, out_values=outputs[1]),
+    ]
+    kernels.check_batch_overlap(requests)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 1), (1, 0)])
+@pytest.mark.parametrize("places", [(0, 0), (0, 1)])
+def test_the_blamed_output_is_that_of_the_kernels(first: int, second: int, places: tuple[int, int]) -> None:
+    block = np.zeros((4, 4), np.int32)
+    indices, values = block[first : first + 3], block[second : second + 3].view(np.float32)
+    scores = [torch.zeros(3, 9) for _ in range(2)]
+    outputs = (torch.from_numpy(indices), torch.from_numpy(values))
+    with pytest.raises(ArgumentValueError) as ours:
+        check_overlaps([entry(places[0], "out_indices", indices), entry(places[1], "out_values", values)])
+    with pytest.raises(kernels.ArgumentValueError) as theirs:
+        _in_process(scores, outputs, places[0] == places[1])
+    assert (ours.value.argument, ours.value.selection) == (theirs.value.argument, theirs.value.selection)
 
 
 def test_inputs_may_overlap() -> None:

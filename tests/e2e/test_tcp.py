@@ -105,6 +105,17 @@ def test_given_outputs_are_filled(client: topkd.Client) -> None:
     assert np.array_equal(out, best(scores, 20))
 
 
+@pytest.mark.parametrize("given", [(), ("out_indices",), ("out_values",), ("out_indices", "out_values")])
+def test_given_outputs_without_rows_come_back(client: topkd.Client, given: tuple[str, ...]) -> None:
+    outputs = {"out_indices": np.empty((0, 3), np.int32), "out_values": np.empty((0, 3), np.float32)}
+    out = {name: outputs[name] for name in given}
+    scores, ids = np.zeros((0, 5), np.float32), np.zeros((0, 5), np.int32)
+    for result in (client.select_topk(scores, 3, values=True, **out), client.merge_topk(scores, ids, 3, **out)):
+        assert (result.indices.shape, result.indices.dtype) == ((0, 3), np.int32)
+        assert (result.values.shape, result.values.dtype) == ((0, 3), np.float32)
+        assert all(getattr(result, name.removeprefix("out_")) is array for name, array in out.items())
+
+
 def test_a_client_of_numpy_arrays_needs_no_torch(plain: Plain) -> None:
     """In a process of its own: this one has imported torch."""
     program = (

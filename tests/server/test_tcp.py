@@ -154,6 +154,49 @@ def test_a_client_certificate_attaches_without_a_token(short_dir: Path) -> None:
         assert server.stop() == 0
 
 
+def _shared(server: ServerProcess) -> int:
+    return next(pid for pid in server.children() if "--shared" in Path(f"/proc/{pid}/cmdline").read_text())
+
+
+def test_attach_answers_when_the_worker_has_the_session(front: ServerProcess) -> None:
+    worker = _shared(front)
+    with grpc.insecure_channel(front.serving["tcp_address"]) as channel:
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            stream = control_pb2_grpc.ControlServiceStub(channel).Attach(control_pb2.AttachRequest(), metadata=GOOD)
+            answers: list[control_pb2.AttachResponse] = []
+            reading = threading.Thread(target=lambda: answers.append(next(stream)))
+            reading.start()
+            eventually(lambda: front.metrics()['topkd_sessions{transport="tcp"}'] >= 1)
+            reading.join(0.3)
+            assert not answers, "its token would not be valid yet"
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        reading.join(10)
+        assert len(call(channel, answers[0].session.token).results) == 1
+        stream.cancel()
+
+
+def test_a_worker_that_does_not_answer_ends_the_attach(short_dir: Path) -> None:
+    (short_dir / "token").write_text(ATTACH_TOKEN)
+    options = {"tcp_token_file": str(short_dir / "token"), "attach_timeout_s": 0.5}
+    server = ServerProcess(short_dir / "s", tcp_address="127.0.0.1:0", **options).wait_serving()
+    worker = _shared(server)
+    with grpc.insecure_channel(server.serving["tcp_address"]) as channel:
+        attach = control_pb2_grpc.ControlServiceStub(channel).Attach
+        for end in (lambda: None, lambda: os.kill(worker, signal.SIGKILL)):
+            os.kill(worker, signal.SIGSTOP)
+            stream = attach(control_pb2.AttachRequest(), metadata=GOOD, timeout=20)
+            end()
+            with refused(grpc.StatusCode.UNAVAILABLE) as found:
+                next(stream)
+            assert found[0] == "WORKER_LOST"
+            if end.__closure__ is None:
+                os.kill(worker, signal.SIGCONT)
+        eventually(lambda: server.metrics()['topkd_sessions{transport="tcp"}'] == 0)
+    assert server.stop() == 0
+
+
 def test_sigterm_tells_the_streams(short_dir: Path) -> None:
     (short_dir / "token").write_text(ATTACH_TOKEN)
     token_file = str(short_dir / "token")

@@ -1,0 +1,54 @@
+"""Clients that come at once: a worker starts for each, several together, and none is left over."""
+
+import socket
+from pathlib import Path
+
+from tests.server.harness import ServerProcess, eventually
+from topkd.v1 import control_pb2, side_pb2
+
+ATTACH = side_pb2.SideRequest(attach=control_pb2.AttachRequest(client_name="one of several")).SerializeToString()
+
+
+def _attach(server: ServerProcess) -> socket.socket:
+    """Asks for a session without waiting for it."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(60)
+    sock.connect(server.attach_path)
+    sock.send(ATTACH)
+    return sock
+
+
+def _workers(server: ServerProcess) -> dict[str, float]:
+    states = ("starting", "spare", "busy", "ending")
+    page = server.metrics()
+    return {state: page[f'topkd_workers{{state="{state}"}}'] for state in states}
+
+
+def _kind(packet: bytes) -> str | None:
+    return side_pb2.SideReply.FromString(packet).WhichOneof("reply")
+
+
+def test_workers_start_together_for_clients_that_wait(short_dir: Path) -> None:
+    server = ServerProcess(short_dir / "s", log_level="debug", max_sessions=3).wait_serving()
+    before = len(server.lines)
+    sockets = [_attach(server) for _ in range(3)]
+    assert [_kind(sock.recv(65536)) for sock in sockets] == ["session"] * 3
+    events = [line["event"] for line in server.lines[before:]]
+    assert [event for event in events if event in ("worker_started", "worker_ready")][:2] == ["worker_started"] * 2
+    assert _workers(server)["busy"] == 3
+    for sock in sockets:
+        sock.close()
+    eventually(lambda: _workers(server) == {"starting": 0, "spare": 1, "busy": 0, "ending": 0}, 60)
+    assert server.stop() == 0
+
+
+def test_workers_of_clients_that_went_away_are_ended(short_dir: Path) -> None:
+    server = ServerProcess(short_dir / "s").wait_serving()
+    sockets = [_attach(server) for _ in range(4)]
+    eventually(lambda: _workers(server)["starting"] >= 2)
+    for sock in sockets[1:]:
+        sock.close()
+    eventually(lambda: _workers(server) == {"starting": 0, "spare": 1, "busy": 1, "ending": 0}, 60)
+    assert _kind(sockets[0].recv(65536)) == "session"
+    sockets[0].close()
+    assert server.stop() == 0
