@@ -52,10 +52,9 @@ Source: `cluster_kernel` and what it names.
 
 # mypy: ignore-errors
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32, const_expr
+from cutlass import Boolean, Int32, Uint32, const_expr
 
 from . import _cute_ops as ops
 from . import cluster_ops as cops
@@ -82,65 +81,14 @@ class ClusterSelect32(Filter, Exact, Order):
     NARROW_ARGUMENTS = 11
 
     @cute.jit
-    def __call__(
-        self,
-        input: Int64,
-        row_stride: Int64,
-        lengths: Int64,
-        max_length: Int64,
-        row_starts: Int64,
-        out_indices: Int64,
-        out_indices_stride: Int64,
-        out_values: Int64,
-        out_values_stride: Int64,
-        row_offsets: Int64,
-        page_table: Int64,
-        table_stride: Int64,
-        row_to_table: Int64,
-        table_starts: Int64,
-        width: Int32,
-        k: Int32,
-        next_n: Int32,
-        group_shift: Int32,
-        flags: Int32,
-        tables: Int32,
-        entries: Int32,
-        page_shift: Int32,
-        rows: Int32,
-        path: Int32,
-        dependent: Int32,
-        stream: cuda.CUstream,
-    ):
+    def __call__(self, *values):
         """Launches a cluster a row.
 
         The arguments are `SelectArguments`, then `rows`, `path` (bit DIRECT), whether the grid may start before the
         one before it in the stream has ended (programmatic dependent launch), and the stream.
         """
-        self.kernel(
-            input,
-            row_stride,
-            lengths,
-            max_length,
-            row_starts,
-            out_indices,
-            out_indices_stride,
-            out_values,
-            out_values_stride,
-            row_offsets,
-            page_table,
-            table_stride,
-            row_to_table,
-            table_starts,
-            width,
-            k,
-            next_n,
-            group_shift,
-            flags,
-            tables,
-            entries,
-            page_shift,
-            path,
-        ).launch(
+        *fields, rows, path, dependent, stream = values
+        self.kernel(SelectArguments(*fields), path).launch(
             grid=[rows * self.cluster, 1, 1],
             block=[self.threads, 1, 1],
             cluster=[self.cluster, 1, 1] if const_expr(self.cluster > 1) else None,
@@ -151,56 +99,8 @@ class ClusterSelect32(Filter, Exact, Order):
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        input: Int64,
-        row_stride: Int64,
-        lengths: Int64,
-        max_length: Int64,
-        row_starts: Int64,
-        out_indices: Int64,
-        out_indices_stride: Int64,
-        out_values: Int64,
-        out_values_stride: Int64,
-        row_offsets: Int64,
-        page_table: Int64,
-        table_stride: Int64,
-        row_to_table: Int64,
-        table_starts: Int64,
-        width: Int32,
-        k: Int32,
-        next_n: Int32,
-        group_shift: Int32,
-        flags: Int32,
-        tables: Int32,
-        entries: Int32,
-        page_shift: Int32,
-        path: Int32,
-    ):
-        arguments = SelectArguments(
-            input,
-            row_stride,
-            lengths,
-            max_length,
-            row_starts,
-            out_indices,
-            out_indices_stride,
-            out_values,
-            out_values_stride,
-            row_offsets,
-            page_table,
-            table_stride,
-            row_to_table,
-            table_starts,
-            width,
-            k,
-            next_n,
-            group_shift,
-            flags,
-            tables,
-            entries,
-            page_shift,
-        )
+    def kernel(self, arguments: SelectArguments, path: Int32):
+        k = arguments.k
         block, _, _ = cute.arch.block_idx()
         tid, _, _ = cute.arch.thread_idx()
         place = Place(tid, cute.arch.make_warp_uniform(tid >> 5), tid & 31, ops.lanes_below(), block % self.cluster)
@@ -214,7 +114,7 @@ class ClusterSelect32(Filter, Exact, Order):
             self.write_short(arguments, find_cells(arguments, row_index, ops.F32, 4), row, place)
         else:
             ordered = (path & Int32(ORDERED)) != Int32(0)
-            mirrored = ordered and has(flags, TIES_HIGHEST)
+            mirrored = ordered and has(arguments.flags, TIES_HIGHEST)
             grid = self.lay_out(row, place, ordered, mirrored)
             attempt = Int32(0)
             if (path & Int32(DIRECT)) != Int32(0):

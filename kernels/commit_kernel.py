@@ -19,7 +19,6 @@ Limits. sm_80 and up; addresses and strides are multiples of the unit.
 
 # mypy: ignore-errors
 
-import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
@@ -38,22 +37,10 @@ class Commit:
         self.shared_bytes = 0
 
     @cute.jit
-    def __call__(
-        self,
-        source: Int64,
-        target: Int64,
-        target_stride: Int64,
-        row_units: Int64,
-        units: Int64,
-        gate: Int64,
-        ticket: Int64,
-        ctas: Int32,
-        stream: cuda.CUstream,
-    ):
-        """Launches `ctas` CTAs; strides in bytes, `units` are of all rows together."""
-        self.kernel(source, target, target_stride, row_units, units, gate, ticket, ctas).launch(
-            grid=[ctas, 1, 1], block=[self.threads, 1, 1], stream=stream
-        )
+    def __call__(self, *values):
+        """Launches as many CTAs as `ctas` says; the arguments are the kernel's, then the stream."""
+        *arguments, stream = values
+        self.kernel(*arguments).launch(grid=[arguments[-1], 1, 1], block=[self.threads, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(
@@ -67,6 +54,7 @@ class Commit:
         ticket: Int64,
         ctas: Int32,
     ):
+        """Copies; strides in bytes, `units` are of all rows together."""
         tid, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         unit = Int64(block) * self.threads + Int64(tid)

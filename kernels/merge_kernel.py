@@ -38,7 +38,6 @@ Limits. sm_80 and up, k up to 4,096.
 
 # mypy: ignore-errors
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, Uint64, const_expr
@@ -58,28 +57,10 @@ class Merge(List):
     NARROW_ARGUMENTS = 6
 
     @cute.jit
-    def __call__(
-        self,
-        values: Int64,
-        values_stride: Int64,
-        indices: Int64,
-        indices_stride: Int64,
-        out_indices: Int64,
-        out_indices_stride: Int64,
-        out_values: Int64,
-        out_values_stride: Int64,
-        candidates: Int32,
-        k: Int32,
-        largest: Int32,
-        order: Int32,
-        ties: Int32,
-        rows: Int32,
-        stream: cuda.CUstream,
-    ):
-        """Launches one CTA a row; addresses, and strides in elements."""
-        inputs = (values, values_stride, indices, indices_stride)
-        outputs = (out_indices, out_indices_stride, out_values, out_values_stride)
-        self.kernel(*inputs, *outputs, candidates, k, largest, order, ties).launch(
+    def __call__(self, *values):
+        """Launches one CTA a row; the arguments are the kernel's, then `rows` and the stream."""
+        *arguments, rows, stream = values
+        self.kernel(*arguments).launch(
             grid=[rows, 1, 1], block=[THREADS, 1, 1], stream=stream, hint_smem_base_uniform=False
         )
 
@@ -100,6 +81,7 @@ class Merge(List):
         order: Int32,
         ties: Int32,
     ):
+        """Merges one row; addresses, and strides in elements."""
         block, _, _ = cute.arch.block_idx()
         at = Int64(block)
         row = MergeRow(

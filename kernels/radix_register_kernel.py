@@ -53,7 +53,6 @@ loads, one histogram, any dtype.
 
 # mypy: ignore-errors
 
-import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32, const_expr
 
@@ -72,68 +71,15 @@ class RadixRegister(List):
     NARROW_ARGUMENTS = 12
 
     @cute.jit
-    def __call__(
-        self,
-        input: Int64,
-        row_stride: Int64,
-        lengths: Int64,
-        max_length: Int64,
-        row_starts: Int64,
-        out_indices: Int64,
-        out_indices_stride: Int64,
-        out_values: Int64,
-        out_values_stride: Int64,
-        row_offsets: Int64,
-        page_table: Int64,
-        table_stride: Int64,
-        row_to_table: Int64,
-        table_starts: Int64,
-        width: Int32,
-        k: Int32,
-        next_n: Int32,
-        group_shift: Int32,
-        flags: Int32,
-        tables: Int32,
-        entries: Int32,
-        page_shift: Int32,
-        rows: Int32,
-        path: Int32,
-        bound: Int32,
-        dependent: Int32,
-        stream: cuda.CUstream,
-    ):
+    def __call__(self, *values):
         """Launches one CTA a row.
 
         The arguments are `SelectArguments`, then `rows`, `path` (bit ANY), `bound` (the most members of a row), whether
         the grid may start before the one before it in the stream has ended (programmatic dependent launch; sm_90 and
         up), and the stream.
         """
-        self.kernel(
-            input,
-            row_stride,
-            lengths,
-            max_length,
-            row_starts,
-            out_indices,
-            out_indices_stride,
-            out_values,
-            out_values_stride,
-            row_offsets,
-            page_table,
-            table_stride,
-            row_to_table,
-            table_starts,
-            width,
-            k,
-            next_n,
-            group_shift,
-            flags,
-            tables,
-            entries,
-            page_shift,
-            path,
-            bound,
-        ).launch(
+        *fields, rows, path, bound, dependent, stream = values
+        self.kernel(SelectArguments(*fields), path, bound).launch(
             grid=[rows, 1, 1],
             block=[self.threads, 1, 1],
             stream=stream,
@@ -144,64 +90,16 @@ class RadixRegister(List):
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        input: Int64,
-        row_stride: Int64,
-        lengths: Int64,
-        max_length: Int64,
-        row_starts: Int64,
-        out_indices: Int64,
-        out_indices_stride: Int64,
-        out_values: Int64,
-        out_values_stride: Int64,
-        row_offsets: Int64,
-        page_table: Int64,
-        table_stride: Int64,
-        row_to_table: Int64,
-        table_starts: Int64,
-        width: Int32,
-        k: Int32,
-        next_n: Int32,
-        group_shift: Int32,
-        flags: Int32,
-        tables: Int32,
-        entries: Int32,
-        page_shift: Int32,
-        path: Int32,
-        bound: Int32,
-    ):
-        arguments = SelectArguments(
-            input,
-            row_stride,
-            lengths,
-            max_length,
-            row_starts,
-            out_indices,
-            out_indices_stride,
-            out_values,
-            out_values_stride,
-            row_offsets,
-            page_table,
-            table_stride,
-            row_to_table,
-            table_starts,
-            width,
-            k,
-            next_n,
-            group_shift,
-            flags,
-            tables,
-            entries,
-            page_shift,
-        )
+    def kernel(self, arguments: SelectArguments, path: Int32, bound: Int32):
+        k = arguments.k
         row_index, _, _ = cute.arch.block_idx()
         tid, _, _ = cute.arch.thread_idx()
         any_ = (path & Int32(ANY)) != Int32(0)
         if const_expr(self.recent):
             cute.arch.griddepcontrol_wait()
         memory = self.find_memory(arguments, row_index, bound)
-        short = (bound + ((Int32(1) << group_shift) - 1)) >> group_shift <= k
+        shift = arguments.group_shift
+        short = (bound + ((Int32(1) << shift) - 1)) >> shift <= k
         place = self.find_place(tid, memory, not any_ or short)
         loaded = self.load(memory, place)
         shared = self.start(tid)

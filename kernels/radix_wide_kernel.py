@@ -56,7 +56,6 @@ Source: Strata, pull request 603, "qsa_select: a 1,024-thread top-k past the reg
 
 # mypy: ignore-errors
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32, const_expr
@@ -75,109 +74,15 @@ class RadixWide(Digits, Emit, List):
     NARROW_ARGUMENTS = 9
 
     @cute.jit
-    def __call__(
-        self,
-        input: Int64,
-        row_stride: Int64,
-        lengths: Int64,
-        max_length: Int64,
-        row_starts: Int64,
-        out_indices: Int64,
-        out_indices_stride: Int64,
-        out_values: Int64,
-        out_values_stride: Int64,
-        row_offsets: Int64,
-        page_table: Int64,
-        table_stride: Int64,
-        row_to_table: Int64,
-        table_starts: Int64,
-        width: Int32,
-        k: Int32,
-        next_n: Int32,
-        group_shift: Int32,
-        flags: Int32,
-        tables: Int32,
-        entries: Int32,
-        page_shift: Int32,
-        rows: Int32,
-        stream: cuda.CUstream,
-    ):
+    def __call__(self, *values):
         """Launches one CTA a row; the arguments are `SelectArguments`, then `rows` and the stream."""
-        self.kernel(
-            input,
-            row_stride,
-            lengths,
-            max_length,
-            row_starts,
-            out_indices,
-            out_indices_stride,
-            out_values,
-            out_values_stride,
-            row_offsets,
-            page_table,
-            table_stride,
-            row_to_table,
-            table_starts,
-            width,
-            k,
-            next_n,
-            group_shift,
-            flags,
-            tables,
-            entries,
-            page_shift,
-        ).launch(grid=[rows, 1, 1], block=[THREADS, 1, 1], stream=stream, hint_smem_base_uniform=False)
+        *fields, rows, stream = values
+        self.kernel(SelectArguments(*fields)).launch(
+            grid=[rows, 1, 1], block=[THREADS, 1, 1], stream=stream, hint_smem_base_uniform=False
+        )
 
     @cute.kernel
-    def kernel(
-        self,
-        input: Int64,
-        row_stride: Int64,
-        lengths: Int64,
-        max_length: Int64,
-        row_starts: Int64,
-        out_indices: Int64,
-        out_indices_stride: Int64,
-        out_values: Int64,
-        out_values_stride: Int64,
-        row_offsets: Int64,
-        page_table: Int64,
-        table_stride: Int64,
-        row_to_table: Int64,
-        table_starts: Int64,
-        width: Int32,
-        k: Int32,
-        next_n: Int32,
-        group_shift: Int32,
-        flags: Int32,
-        tables: Int32,
-        entries: Int32,
-        page_shift: Int32,
-    ):
-        arguments = SelectArguments(
-            input,
-            row_stride,
-            lengths,
-            max_length,
-            row_starts,
-            out_indices,
-            out_indices_stride,
-            out_values,
-            out_values_stride,
-            row_offsets,
-            page_table,
-            table_stride,
-            row_to_table,
-            table_starts,
-            width,
-            k,
-            next_n,
-            group_shift,
-            flags,
-            tables,
-            entries,
-            page_shift,
-        )
+    def kernel(self, arguments: SelectArguments):
         row_index, _, _ = cute.arch.block_idx()
         shared = self.allocate()
         row = find_row(arguments, row_index, self.size)

@@ -40,7 +40,6 @@ Source: Strata, pull request 575, "qsa_select: two parts and a merge" (2026); th
 
 from typing import NamedTuple
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
@@ -95,40 +94,12 @@ class SplitParts(RadixWide):
 
     @cute.kernel
     def kernel(
-        self,
-        input: Int64,
-        row_stride: Int64,
-        lengths: Int64,
-        max_length: Int64,
-        row_starts: Int64,
-        scratch_values: Int64,
-        scratch_indices: Int64,
-        width: Int32,
-        k: Int32,
-        next_n: Int32,
-        group_shift: Int32,
-        flags: Int32,
-        parts: Int32,
-        elements: Int32,
+        self, request: SelectArguments, scratch_values: Int64, scratch_indices: Int64, parts: Int32, elements: Int32
     ):
         block, _, _ = cute.arch.block_idx()
-        zero, one = Int64(0), Int32(1)
-        arguments = SelectArguments(
-            *(input, row_stride, lengths, max_length, row_starts, scratch_indices, zero, scratch_values, zero),
-            row_offsets=Int64(1),  # there are some: `Cells` has the part's
-            page_table=zero,
-            table_stride=zero,
-            row_to_table=zero,
-            table_starts=zero,
-            width=width,
-            k=k,
-            next_n=next_n,
-            group_shift=group_shift,
-            flags=flags,
-            tables=one,
-            entries=one,
-            page_shift=one,
-        )
+        zero, k = Int64(0), request.k
+        # Of the offsets there are some: `Cells` has the part's.
+        arguments = request._replace(out_values=scratch_values, row_offsets=Int64(1), page_table=zero)
         shared = self.allocate()
         first = (block % parts) * elements
         row = self.part_of(arguments, find_row(arguments, block // parts, self.size), first, elements)
@@ -143,7 +114,7 @@ class SplitParts(RadixWide):
             fill=Uint32(0),
         )
         # What the other options ask for is the merge's.
-        plain = flags & Int32(LARGEST | TIES_HIGHEST | POOLED)
+        plain = request.flags & Int32(LARGEST | TIES_HIGHEST | POOLED)
         self.serve(arguments._replace(flags=plain), cells, row, shared)
 
 
@@ -198,105 +169,25 @@ class SplitMerge(RadixWide):
         write_cell(arguments, cells, row, position, found, value, (self.size, self.dtype))
 
     @cute.jit
-    def __call__(
-        self,
-        input: Int64,
-        row_stride: Int64,
-        lengths: Int64,
-        max_length: Int64,
-        row_starts: Int64,
-        out_indices: Int64,
-        out_indices_stride: Int64,
-        out_values: Int64,
-        out_values_stride: Int64,
-        row_offsets: Int64,
-        page_table: Int64,
-        table_stride: Int64,
-        row_to_table: Int64,
-        table_starts: Int64,
-        scratch_values: Int64,
-        scratch_indices: Int64,
-        width: Int32,
-        k: Int32,
-        next_n: Int32,
-        group_shift: Int32,
-        flags: Int32,
-        tables: Int32,
-        entries: Int32,
-        page_shift: Int32,
-        rows: Int32,
-        parts: Int32,
-        elements: Int32,
-        stream: cuda.CUstream,
-    ):
-        """Launches both kernels; the arguments are `SelectArguments`, the scratch memory, then rows and their parts."""
-        window = (input, row_stride, lengths, max_length, row_starts)
-        out = (out_indices, out_indices_stride, out_values, out_values_stride)
-        transform = (row_offsets, page_table, table_stride, row_to_table, table_starts)
-        options = (width, k, next_n, group_shift, flags)
-        table = (tables, entries, page_shift)
-        scratch = (scratch_values, scratch_indices)
-        self.split.kernel(*window, *scratch, *options, parts, elements).launch(
+    def __call__(self, *values):
+        """Launches both kernels; the arguments are `SelectArguments`, the scratch memory, then rows and their parts.
+
+        The scratch memory's two addresses stand behind the other Int64s.
+        """
+        *wide, scratch_values, scratch_indices = values[: self.WIDE_ARGUMENTS]
+        *narrow, rows, parts, elements, stream = values[self.WIDE_ARGUMENTS :]
+        arguments = SelectArguments(*wide, *narrow)
+        self.split.kernel(arguments, scratch_values, scratch_indices, parts, elements).launch(
             grid=[rows * parts, 1, 1], block=[THREADS, 1, 1], stream=stream, hint_smem_base_uniform=False
         )
-        self.merge(*window, *out, *transform, *scratch, *options, *table, parts, elements).launch(
+        self.merge(arguments, scratch_values, scratch_indices, parts, elements).launch(
             grid=[rows, 1, 1], block=[THREADS, 1, 1], stream=stream, hint_smem_base_uniform=False
         )
 
     @cute.kernel
     def merge(
-        self,
-        input: Int64,
-        row_stride: Int64,
-        lengths: Int64,
-        max_length: Int64,
-        row_starts: Int64,
-        out_indices: Int64,
-        out_indices_stride: Int64,
-        out_values: Int64,
-        out_values_stride: Int64,
-        row_offsets: Int64,
-        page_table: Int64,
-        table_stride: Int64,
-        row_to_table: Int64,
-        table_starts: Int64,
-        scratch_values: Int64,
-        scratch_indices: Int64,
-        width: Int32,
-        k: Int32,
-        next_n: Int32,
-        group_shift: Int32,
-        flags: Int32,
-        tables: Int32,
-        entries: Int32,
-        page_shift: Int32,
-        parts: Int32,
-        elements: Int32,
+        self, arguments: SelectArguments, scratch_values: Int64, scratch_indices: Int64, parts: Int32, elements: Int32
     ):
-        arguments = SelectArguments(
-            input,
-            row_stride,
-            lengths,
-            max_length,
-            row_starts,
-            out_indices,
-            out_indices_stride,
-            out_values,
-            out_values_stride,
-            row_offsets,
-            page_table,
-            table_stride,
-            row_to_table,
-            table_starts,
-            width,
-            k,
-            next_n,
-            group_shift,
-            flags,
-            tables,
-            entries,
-            page_shift,
-        )
         row_index, _, _ = cute.arch.block_idx()
         shared = self.allocate()
         whole = find_row(arguments, row_index, self.size)

@@ -17,7 +17,7 @@ from tests.kernels.test_radix_wide_emulated import SHARED, Emulated
 from topkd.kernels import SelectRequest
 from topkd.kernels._cute_compile import compile_kernel, installed
 from topkd.kernels.radix_wide import DTYPES
-from topkd.kernels.split_merge import SCRATCH, cut
+from topkd.kernels.split_merge import cut
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="needs nvidia-cutlass-dsl"),
@@ -25,9 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-OF_PARTS = (0, 1, 2, 3, 4, SCRATCH, SCRATCH + 1, 16, 17, 18, 19, 20, 25, 26)
-"""Which of the launcher's arguments the first kernel takes; the second takes all but the number of rows."""
-ROWS = 24
 PROCESSORS = 24
 
 
@@ -43,21 +40,21 @@ class Split(Emulated):
             compile_kernel("split_merge_kernel", "SplitMerge", (dtype, grouped), self.arch, options)
         (text,) = folder.glob("*.ptx")
         head, *entries = re.split(r"(?=\.visible \.entry)", text.read_text())
-        parts, merge = sorted((ptx.parse(head + entry) for entry in entries), key=lambda one: len(one.parameters))
-        return parts, merge
+        parts, merge = sorted(entries, key=lambda entry: "SplitParts" not in entry.split("(", 1)[0])
+        return ptx.parse(head + parts), ptx.parse(head + merge)
 
     def _launch(self, request: SelectRequest, memory: ptx.GlobalMemory, arguments: tuple[int, ...]) -> None:
-        rows = arguments[-1]
+        *fields, rows = arguments
         parts, elements = cut(rows, request.element_bound, request.k, PROCESSORS)
         size = rows * parts * request.k
         values = memory.add(np.zeros(size * request.input.element_size(), np.uint8), writable=True)
         indices = memory.add(np.zeros(size * 4, np.uint8), writable=True)
-        whole = [*arguments[:SCRATCH], values, indices, *arguments[SCRATCH:], parts, elements]
+        whole = [*fields, values, indices, parts, elements]
         first, second = self._pair(DTYPES[request.input.dtype], request.group > 1 and not request.pooled)
-        cta = ptx.Cta(first, memory, [whole[at] for at in OF_PARTS], 1024, SHARED)
+        cta = ptx.Cta(first, memory, whole, 1024, SHARED)
         for block in range(rows * parts):
             cta.run(block)
-        cta = ptx.Cta(second, memory, whole[:ROWS] + whole[ROWS + 1 :], 1024, SHARED)
+        cta = ptx.Cta(second, memory, whole, 1024, SHARED)
         for row in range(rows):
             cta.run(row)
 
