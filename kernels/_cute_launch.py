@@ -9,7 +9,6 @@ from . import _cute_flags as flags
 from ._family import Job
 from ._request import SelectRequest
 
-_UNBOUNDED = 1 << 62
 _FIELDS = (
     *("input", "row_stride", "lengths", "max_length", "row_starts", "out_indices", "out_indices_stride", "out_values"),
     *("out_values_stride", "row_offsets", "page_table", "table_stride", "row_to_table", "table_starts", "width", "k"),
@@ -48,15 +47,52 @@ def flags_word(request: SelectRequest) -> int:
     return word
 
 
+def is_plain(job: Job) -> bool:
+    """Say whether a job has no more than scores, k and int32 indices, and no option but `largest` has a bit."""
+    request = job.request
+    return (
+        request.group == 1
+        and request.lengths is None
+        and request.row_starts is None
+        and request.page_table is None
+        and request.row_offsets is None
+        and job.values is None
+        and request.next_n == 1
+        and request.order == "any"
+        and request.ties != "highest"
+        and not request.pin_newest
+        and not request.drop_neg_inf
+        and request.index_dtype is torch.int32
+    )
+
+
 def launch_arguments(job: Job) -> tuple[int, ...]:
     """Return a job as a kernel takes it: the fields of `SelectArguments`, then the number of rows."""
+    return _plain_arguments(job) if is_plain(job) else _all_arguments(job)
+
+
+def _plain_arguments(job: Job) -> tuple[int, ...]:
+    """Return what `_all_arguments` gives for a plain job, in a third of the time."""
+    request, indices = job.request, job.indices
+    rows, width = request.input.shape
+    limit = request.max_length
+    bound = width if limit is None or limit > width else limit
+    word = flags.LARGEST if request.largest else 0
+    source, pitch = request.input.data_ptr(), request.input.stride(0)
+    out, stride = indices.data_ptr(), indices.stride(0)
+    options = (width, request.k, 1, 0, word, 0, 0, 0, rows)
+    return source, pitch, 0, bound, 0, out, stride, 0, 0, 0, 0, 0, 0, 0, *options
+
+
+def _all_arguments(job: Job) -> tuple[int, ...]:
+    """Return what `launch_arguments` gives, for any job."""
     request, values, table = job.request, job.values, job.request.page_table
     rows, width = request.input.shape
     return (
         request.input.data_ptr(),
         request.input.stride(0),
         _address(request.lengths),
-        _UNBOUNDED if request.max_length is None else request.max_length,
+        request.length_bound,
         _address(request.row_starts),
         job.indices.data_ptr(),
         job.indices.stride(0),

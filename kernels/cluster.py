@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ._cute_compile import Made, arch_of, capability, device_index, installed, load_or_compile
-from ._cute_flags import LARGEST
 from ._cute_launch import launch_arguments
 from ._family import Job
 from ._request import SelectRequest
@@ -144,18 +143,7 @@ class ClusterFamily:
         key = (index, rows, length, kind_of(request))
         function = self._choices.get(key) or self._choose(key)
         stream = torch._C._cuda_getCurrentRawStream(index)  # a fifth of the cost of torch.cuda.current_stream
-        if is_plain(job):
-            # What `launch_arguments` gives for such a job, in a third of the time.
-            indices = job.indices
-            flags = LARGEST if request.largest else 0
-            source, pitch = request.input.data_ptr(), request.input.stride(0)
-            out, stride = indices.data_ptr(), indices.stride(0)
-            function(
-                *(source, pitch, 0, length, 0, out, stride, 0, 0, 0, 0, 0, 0, 0),
-                *(width, request.k, 1, 0, flags, 0, 0, 0, rows, 0, int(dependent), stream),
-            )
-        else:
-            function(*launch_arguments(job), path_of(request), int(dependent), stream)
+        function(*launch_arguments(job), path_of(request), int(dependent), stream)
 
     def _choose(self, key: _Shape) -> Callable[..., None]:
         """Return the variant for a shape, and remember it.
@@ -222,22 +210,6 @@ def sizes(rows: int, length: int, processors: int, crowded: int = SCORES_A_CROWD
         return crowded if size > MOST_CROWDED and 2 * rows * size > processors else SCORES_A_CTA
 
     return [size for size in fitting if size * least(size) <= length]
-
-
-def is_plain(job: Job) -> bool:
-    """Say whether a job has no more than scores, k and int32 indices."""
-    request = job.request
-    return (
-        request.group == 1
-        and path_of(request) == 0
-        and request.lengths is None
-        and request.row_starts is None
-        and request.page_table is None
-        and request.row_offsets is None
-        and job.values is None
-        and request.next_n == 1
-        and request.index_dtype is torch.int32
-    )
 
 
 def wants_order(request: SelectRequest) -> bool:

@@ -12,7 +12,6 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from ._cute_compile import arch_of, capability, device_index, installed, load_or_compile
-from ._cute_flags import LARGEST
 from ._cute_launch import launch_arguments
 from ._family import Job
 from ._request import SelectRequest
@@ -189,33 +188,4 @@ def arguments_of(job: Job) -> tuple[int, ...]:
     """Return what the kernel takes before `dependent` and the stream."""
     request = job.request
     path = ANY if request.order == "any" and request.ties == "any" else 0
-    if not _is_plain(job):
-        return *launch_arguments(job), path, request.length_bound
-    # The same as `launch_arguments` gives for such a job, in a third of the time.
-    rows, width = request.input.shape
-    limit, indices = request.max_length, job.indices
-    bound = width if limit is None or limit > width else limit
-    flags = LARGEST if request.largest else 0
-    source, pitch = request.input.data_ptr(), request.input.stride(0)
-    out, stride = indices.data_ptr(), indices.stride(0)
-    ends = (width, request.k, 1, 0, flags, 0, 0, 0, rows, path, bound)
-    return source, pitch, 0, bound, 0, out, stride, 0, 0, 0, 0, 0, 0, 0, *ends
-
-
-def _is_plain(job: Job) -> bool:
-    """Say whether a job has no more than scores, k and int32 indices, in any order or in index order."""
-    request = job.request
-    return (
-        request.lengths is None
-        and request.row_starts is None
-        and request.page_table is None
-        and request.row_offsets is None
-        and job.values is None
-        and request.next_n == 1
-        and request.group == 1
-        and request.order != "value"
-        and request.ties != "highest"
-        and not request.pin_newest
-        and not request.drop_neg_inf
-        and request.index_dtype is torch.int32
-    )
+    return *launch_arguments(job), path, request.length_bound

@@ -6,6 +6,7 @@ The model follows `kernels/cluster_*.py` step by step with small buffers, so tha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import decode
-from topkd.kernels import validate_select
-from topkd.kernels._cute_launch import launch_arguments
+from topkd.kernels import _cute_launch, validate_select
+from topkd.kernels._cute_flags import TIES_HIGHEST
+from topkd.kernels._cute_launch import FLAGS, is_plain, launch_arguments
 from topkd.kernels._family import Job
-from topkd.kernels.cluster import SIZES, ClusterFamily, is_plain, sizes
+from topkd.kernels.cluster import SIZES, ClusterFamily, sizes
 
 Array = np.ndarray
 
@@ -276,3 +278,24 @@ def test_jobs_with_more_than_scores_are_not_plain() -> None:
     ):
         assert not is_plain(Job(validate_select(scores, 3, **options), indices, None))
     assert not is_plain(Job(validate_select(scores, 3, values=True), indices, scores[:, :3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_highest_of_ties_are_asked_for(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Also where nothing else is: order and ties of 16-bit scores choose a variant, but which ties is a flag."""
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 7, raising=False)
+    calls: list[tuple[int, ...]] = []
+    family = ClusterFamily()
+    monkeypatch.setattr(family, "_choose", lambda _: lambda *arguments: calls.append(arguments))
+    job = Job(validate_select(torch.zeros((2, 600), dtype=dtype), 1, ties="highest"), torch.zeros(2, 1).int(), None)
+    family._launch(job, 0, dependent=False)
+    assert calls[0][FLAGS] & TIES_HIGHEST
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"max_length": 7}, {"max_length": 700}, {"largest": False}, {"ties": "lowest"}]
+)
+def test_the_short_way_to_arguments_gives_what_the_long_one_does(options: dict[str, Any]) -> None:
+    job = Job(validate_select(torch.zeros((3, 20))[:, :10], 4, **options), torch.zeros(3, 4).int(), None)
+    assert is_plain(job)
+    assert _cute_launch._plain_arguments(job) == _cute_launch._all_arguments(job)
