@@ -114,6 +114,32 @@ def device_index(device: torch.device) -> int:
     return torch.cuda.current_device() if index is None else int(index)
 
 
+@functools.cache
+def processors(index: int) -> int:
+    """Return the number of multiprocessors of a CUDA device."""
+    count: int = torch.cuda.get_device_properties(index).multi_processor_count
+    return count
+
+
+def unmet_device(name: str, device: torch.device, oldest: tuple[int, int], where: str = "input is on") -> str | None:
+    """Return the first condition that keeps a compiled family from running on a device at all, or None.
+
+    Args:
+        name: the family.
+        device: of the request's scores, which `where` speaks of.
+        oldest: the lowest compute capability that the family runs on.
+        where: words between the condition and the device.
+    """
+    if device.type != "cuda":
+        return f"{name} needs a CUDA device, {where} {device}"
+    if not installed():
+        return f"{name} needs the packages nvidia-cutlass-dsl and apache-tvm-ffi"
+    found = capability(device_index(device))
+    if found < oldest:
+        return f"{name} needs compute capability {'.'.join(map(str, oldest))}, {device} has {'.'.join(map(str, found))}"
+    return None
+
+
 def compiles() -> dict[tuple[str, str], int]:
     """Return how many variants this process made ready, by family and by source: "compiled" or "cache"."""
     return dict(_COUNTS)

@@ -5,7 +5,6 @@ launching. The kernels and how they work are in `cluster_kernel` (16-bit scores)
 are in docs/kernels/cluster.md.
 """
 
-import functools
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._cute_compile import Made, arch_of, capability, device_index, installed, load_or_compile
+from ._cute_compile import Made, arch_of, capability, device_index, load_or_compile, processors, unmet_device
 from ._cute_launch import launch_arguments
 from ._family import Job
 from ._request import SelectRequest
@@ -81,14 +80,7 @@ class ClusterFamily:
 
     def unmet(self, request: SelectRequest) -> str | None:
         """Return the first condition that keeps this family from serving `request`, or None."""
-        device = request.input.device
-        if device.type != "cuda":
-            return f"cluster needs a CUDA device, input is on {device}"
-        if not installed():
-            return "cluster needs the packages nvidia-cutlass-dsl and apache-tvm-ffi"
-        if capability(device_index(device)) < self.oldest:
-            return f"cluster needs compute capability 9.0, {device} has {capability(device_index(device))}"
-        return unmet_options(request)
+        return unmet_device(self.name, request.input.device, self.oldest) or unmet_options(request)
 
     def precompile(self, arch: str) -> None:
         """Load or compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
@@ -154,7 +146,7 @@ class ClusterFamily:
         index, rows, length, kind = key
         launcher = None
         crowded = SCORES_A_CROWDED_CTA if kind[1] in HALVES else SCORES_A_CTA
-        for size in sizes(rows, length, _processors(index), crowded):
+        for size in sizes(rows, length, processors(index), crowded):
             larger = self._launcher(index, size, kind)
             if rows <= larger.resident:
                 launcher = larger
@@ -179,7 +171,7 @@ class ClusterFamily:
             )
         with self._lock:
             made = self._code(arch_of(capability(index)), size, kind)
-            resident = resident_clusters(made.binary, made.launch) if size > 1 else _processors(index) * CTAS_AN_SM
+            resident = resident_clusters(made.binary, made.launch) if size > 1 else processors(index) * CTAS_AN_SM
             return self._launchers.setdefault((index, size, kind), _Launcher(made.function, resident))
 
     def _code(self, arch: str, size: int, kind: _Kind) -> Made:
@@ -249,13 +241,6 @@ def unmet_options(request: SelectRequest) -> str | None:
             return f"cluster serves group=8 of 16-bit scores, input is {request.input.dtype}"
         return 'cluster serves order="index" and ties of 16-bit scores with largest=True and group=1 only'
     return None
-
-
-@functools.cache
-def _processors(index: int) -> int:
-    """Return the number of multiprocessors of a CUDA device."""
-    count: int = torch.cuda.get_device_properties(index).multi_processor_count
-    return count
 
 
 def resident_clusters(binary: bytes, launch: Mapping[str, int]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ._cute_compile import arch_of, capability, device_index, load_or_compile
+from ._cute_compile import arch_of, capability, device_index, load_or_compile, processors
 
 UNITS = (8, 4, 2)
 """Bytes that a thread copies at a time; the largest that divides all addresses and strides is taken."""
@@ -62,7 +62,7 @@ class Commit:
         unit = next(unit for unit in UNITS if common % unit == 0)
         index = device_index(source.device)
         units = rows * columns * size // unit
-        ctas = min(-(-units // _THREADS), _CTAS_AN_SM * torch.cuda.get_device_properties(index).multi_processor_count)
+        ctas = min(-(-units // _THREADS), _CTAS_AN_SM * processors(index))
         function = self._function((arch_of(capability(index)), unit))
         addresses = source.data_ptr(), target.data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(index)

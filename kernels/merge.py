@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ._cute_compile import arch_of, capability, device_index, failure, installed, load_or_compile
+from ._cute_compile import arch_of, capability, device_index, failure, load_or_compile, unmet_device
 from ._request import MergeRequest
 
 MAX_K = 4096
@@ -35,13 +35,9 @@ class MergeKernel:
 
     def unmet(self, request: MergeRequest) -> str | None:
         """Return the first condition that keeps the kernel from serving `request`, or None."""
-        device = request.values.device
-        if device.type != "cuda":
-            return f"merge needs a CUDA device, values are on {device}"
-        if not installed():
-            return "merge needs the packages nvidia-cutlass-dsl and apache-tvm-ffi"
-        if capability(device_index(device)) < self.oldest:
-            return f"merge needs compute capability {self.oldest}, {device} has {capability(device_index(device))}"
+        unmet = unmet_device(self.name, request.values.device, self.oldest, "values are on")
+        if unmet is not None:
+            return unmet
         if request.k > MAX_K:
             return f"merge serves k <= {MAX_K}, k is {request.k}"
         if (reason := failure(self.name)) is not None:

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from ._cute_compile import arch_of, capability, device_index, installed, load_or_compile
+from ._cute_compile import arch_of, capability, device_index, load_or_compile, unmet_device
 from ._cute_launch import launch_arguments
 from ._family import Job
 from ._request import SelectRequest
@@ -58,16 +58,7 @@ class RadixRegisterFamily:
 
     def unmet(self, request: SelectRequest) -> str | None:
         """Return the first condition that keeps this family from serving `request`, or None."""
-        device = request.input.device
-        if device.type != "cuda":
-            return f"{self.name} needs a CUDA device, input is on {device}"
-        if not installed():
-            return f"{self.name} needs the packages nvidia-cutlass-dsl and apache-tvm-ffi"
-        if capability(device_index(device)) < self.oldest:
-            return (
-                f"{self.name} needs compute capability {self.oldest}, {device} has {capability(device_index(device))}"
-            )
-        return self.unmet_shape(request)
+        return unmet_device(self.name, request.input.device, self.oldest) or self.unmet_shape(request)
 
     def unmet_shape(self, request: SelectRequest) -> str | None:
         """Return the first condition on a request's shape that is not met, or None; it does not go by alignment."""

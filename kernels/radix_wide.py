@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ._cute_compile import arch_of, capability, device_index, installed, load_or_compile
+from ._cute_compile import arch_of, capability, device_index, load_or_compile, unmet_device
 from ._cute_launch import launches
 from ._family import Job
 from ._request import SelectRequest
@@ -37,13 +37,9 @@ class RadixWideFamily:
 
     def unmet(self, request: SelectRequest) -> str | None:
         """Return the first condition that keeps this family from serving `request`, or None."""
-        device = request.input.device
-        if device.type != "cuda":
-            return f"radix_wide needs a CUDA device, input is on {device}"
-        if not installed():
-            return "radix_wide needs the packages nvidia-cutlass-dsl and apache-tvm-ffi"
-        if capability(device_index(device)) < self.oldest:
-            return f"radix_wide needs compute capability {self.oldest}, {device} has {capability(device_index(device))}"
+        unmet = unmet_device(self.name, request.input.device, self.oldest)
+        if unmet is not None:
+            return unmet
         if request.order == "value" and request.k > LIST_CAPACITY:
             return f'radix_wide serves order="value" for k <= {LIST_CAPACITY}, k is {request.k}'
         return None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from ._cute_compile import arch_of, capability, device_index, installed, load_or_compile
+from ._cute_compile import arch_of, capability, device_index, load_or_compile, processors, unmet_device
 from ._cute_launch import ROWS, launches
 from ._family import Job
 from ._request import SelectRequest
@@ -53,15 +53,7 @@ class SplitMergeFamily:
 
     def unmet(self, request: SelectRequest) -> str | None:
         """Return the first condition that keeps this family from serving `request`, or None."""
-        device = request.input.device
-        if device.type != "cuda":
-            return f"split_merge needs a CUDA device, input is on {device}"
-        if not installed():
-            return "split_merge needs the packages nvidia-cutlass-dsl and apache-tvm-ffi"
-        index = device_index(device)
-        if capability(index) < self.oldest:
-            return f"split_merge needs compute capability {self.oldest}, {device} has {capability(index)}"
-        return unmet_shape(request)
+        return unmet_device(self.name, request.input.device, self.oldest) or unmet_shape(request)
 
     def precompile(self, arch: str) -> None:
         """Load or compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
@@ -154,13 +146,6 @@ def cut(rows: int, elements: int, k: int, count: int) -> Cut:
     each = -(-elements // max(parts, 2))
     each = -(-each // GRAIN) * GRAIN
     return Cut(-(-elements // each), each)
-
-
-@functools.cache
-def processors(index: int) -> int:
-    """Return the number of multiprocessors of a CUDA device."""
-    count: int = torch.cuda.get_device_properties(index).multi_processor_count
-    return count
 
 
 def _variant(request: SelectRequest, index: int) -> _Variant:
