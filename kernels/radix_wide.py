@@ -6,6 +6,7 @@ The kernel and how it works are in `radix_wide_kernel`; figures are in docs/kern
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -29,6 +30,9 @@ class RadixWideFamily:
     name = "radix_wide"
     capturable = True
     oldest = (8, 0)
+    module: ClassVar[tuple[str, str]] = ("radix_wide_kernel", "RadixWide")
+    warm_width: ClassVar[int] = 8
+    """Scores of a row that warms a variant."""
 
     def __init__(self) -> None:
         self._compiled: dict[_Variant, Callable[..., None]] = {}
@@ -37,11 +41,12 @@ class RadixWideFamily:
 
     def unmet(self, request: SelectRequest) -> str | None:
         """Return the first condition that keeps this family from serving `request`, or None."""
-        unmet = unmet_device(self.name, request.input.device, self.oldest)
-        if unmet is not None:
-            return unmet
+        return unmet_device(self.name, request.input.device, self.oldest) or self.unmet_shape(request)
+
+    def unmet_shape(self, request: SelectRequest) -> str | None:
+        """Return the first condition of a request's shape that keeps the family from serving it, or None."""
         if request.order == "value" and request.k > LIST_CAPACITY:
-            return f'radix_wide serves order="value" for k <= {LIST_CAPACITY}, k is {request.k}'
+            return f'{self.name} serves order="value" for k <= {LIST_CAPACITY}, k is {request.k}'
         return None
 
     def precompile(self, arch: str) -> None:
@@ -57,8 +62,8 @@ class RadixWideFamily:
         if (index, variant) in self._warm:
             return
         if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("kernel family 'radix_wide' cannot be warmed while the stream is being captured")
-        scores = torch.zeros(1, 8, dtype=request.input.dtype, device=request.input.device)
+            raise RuntimeError(f"kernel family {self.name!r} cannot be warmed while the stream is being captured")
+        scores = torch.zeros(1, self.warm_width, dtype=request.input.dtype, device=request.input.device)
         small = check_select(scores, 1, group=2 if variant[2] else 1)
         self.run([Job(small, torch.empty(1, 1, dtype=torch.int32, device=scores.device), None)])
         self._warm.add((index, variant))
@@ -87,10 +92,14 @@ class RadixWideFamily:
         if function is None:
             if torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
-                    f"kernel family 'radix_wide' has not compiled its variant {variant} yet, which cannot be done "
+                    f"kernel family {self.name!r} has not compiled its variant {variant} yet, which cannot be done "
                     "while the stream is being captured: warm it by one call before the capture, or precompile it"
                 )
             function = self._function(variant)
+        self._enqueue(function, jobs, index)
+
+    def _enqueue(self, function: Callable[..., None], jobs: Sequence[Job], index: int) -> None:
+        """Launch jobs by their variant's launcher."""
         stream = torch._C._cuda_getCurrentRawStream(index)  # the handle alone; current_stream would build an object
         for arguments, _table in launches(jobs):
             function(*arguments, stream)
@@ -101,7 +110,7 @@ class RadixWideFamily:
             function = self._compiled.get(variant)
             if function is None:
                 arch, dtype, grouped = variant
-                function = load_or_compile("radix_wide_kernel", "RadixWide", (dtype, grouped), arch).function
+                function = load_or_compile(*self.module, (dtype, grouped), arch).function
                 self._compiled[variant] = function
         return function
 

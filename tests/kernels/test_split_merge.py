@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from topkd.kernels import validate_select
-from topkd.kernels.split_merge import GRAIN, SplitMergeFamily, cut, unmet_shape
+from topkd.kernels.split_merge import GRAIN, SplitMergeFamily, cut
 
 
 def test_a_cpu_tensor_is_not_served() -> None:
@@ -37,6 +37,7 @@ def test_how_rows_are_cut(rows: int, elements: int, k: int, parts: int) -> None:
 
 
 def test_shapes_that_are_not_served() -> None:
+    unmet_shape = SplitMergeFamily().unmet_shape
     scores = torch.zeros(3, 4000)
     assert unmet_shape(validate_select(scores, 2000)) is None
     assert "has 65" in str(unmet_shape(validate_select(torch.zeros(65, 4000), 5)))
