@@ -20,10 +20,9 @@ from tests.cluster_sample import sampled_elements
 from tests.conformance.backends import Backend
 from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
-from tests.kernels.emulated_memory import bytes_of, place
+from tests.kernels.emulated_memory import Placed
 from topkd.kernels import SelectRequest, TopKResult, validate_select
 from topkd.kernels._cute_compile import compile_kernel, installed
-from topkd.kernels._cute_launch import launch_arguments
 from topkd.kernels._family import Job
 from topkd.kernels.cluster import KERNELS, kind_of, unmet_options
 
@@ -33,8 +32,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-POINTERS = (0, 2, 4, 5, 7, 9, 10, 12, 13)
-"""Which launch arguments are addresses."""
 COMPARE: dict[str, Any] = {
     "gtu": lambda x, y: ~(x <= y),
     "geu": lambda x, y: ~(x < y),
@@ -250,31 +247,7 @@ class Cta(ptx.Cta):
 
         return step
 
-    def _op_atom(self, _: str, suffixes: list[str], operands: tuple[str, ...]) -> ptx.Step:
-        if suffixes != ["shared", "add", "u32"]:
-            raise ptx.PtxError(f"unknown atomic {suffixes}")
-        store = self._store(operands[0]) if operands[0] != "_" else None
-        address, _base = self._address(operands[1])
-        value = self._source(operands[2], np.uint32)
-
-        def step(mask: ptx.Array) -> None:
-            before = np.zeros(self.threads, np.uint32)
-            if mask.any():
-                places = self.shared.places(address()[mask], 4)
-                self.shared.note(places, self.warp[mask], "atomic")
-                words, added = self.shared.bytes.view(np.uint32), value()
-                for thread, word in zip(np.flatnonzero(mask), places[:, 0] // 4, strict=True):
-                    before[thread] = words[word]
-                    words[word] += added[thread]
-            if store is not None:
-                store(before, mask)
-
-        return step
-
-    def _op_griddepcontrol(self, _: str, __: list[str], ___: tuple[str, ...]) -> ptx.Step:
-        return lambda mask: None
-
-    _op_fence = _op_griddepcontrol
+    _op_fence = ptx.Cta._op_griddepcontrol
 
     def _op_barrier(self, _: str, suffixes: list[str], operands: tuple[str, ...]) -> ptx.Step:
         def red(mask: ptx.Array) -> None:
@@ -407,25 +380,13 @@ class Emulated:
         request = job.request
         kernel, shared = self._kernel(*kind_of(request))
         memory = ptx.GlobalMemory()
-        arguments = list(launch_arguments(job))
-        places = {}
-        tensors = [request.lengths, request.row_starts, request.row_offsets, request.page_table]
-        tensors += [request.row_to_table, request.table_starts, request.input, job.indices, job.values]
-        for tensor in tensors:
-            if tensor is not None and tensor.numel():
-                places[tensor.data_ptr()] = place(memory, tensor, tensor is job.indices or tensor is job.values)
-        for at in POINTERS:
-            arguments[at] = places.get(arguments[at], arguments[at])
-        *arguments, rows = arguments
+        placed = Placed(memory, job)
+        *arguments, rows = placed.arguments
         path = self.path | self.path_of(request)
         ctas = [self.cta(kernel, memory, [*arguments, path], 512, shared) for _ in range(self.cluster)]
         for row in range(rows):
             run_cluster(ctas, row)
-        for output in (job.indices, job.values):
-            if output is not None:
-                whole = bytes_of(output)
-                start = places[output.data_ptr()] - (output.data_ptr() - whole.data_ptr())
-                whole.numpy()[:] = memory.get(start, np.uint8, whole.numel())
+        placed.read_back()
 
 
 def reversed_bits(x: ptx.Array) -> ptx.Array:

@@ -6,18 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.case import Case
 from tests.conformance.backends import Backend
 from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
-from tests.kernels.emulated_memory import bytes_of, place
-from tests.kernels.test_radix_wide_emulated import POINTERS, Emulated
+from tests.kernels.test_radix_wide_emulated import Emulated
+from topkd.kernels import SelectRequest
 from topkd.kernels._cute_compile import compile_kernel, installed
-from topkd.kernels._cute_launch import launch_arguments
-from topkd.kernels._family import Job
 from topkd.kernels.radix_register import ANY, RadixRegisterFamily, Variant, facts_of
 
 pytestmark = [
@@ -47,31 +44,15 @@ class Registers(Emulated):
             self.parsed[variant] = ptx.parse(text.read_text())
         return self.parsed[variant]
 
-    def _run(self, job: Job) -> None:
-        request = job.request
+    def _launch(self, request: SelectRequest, memory: ptx.GlobalMemory, arguments: tuple[int, ...]) -> None:
         assert FAMILY.unmet_shape(request) is None
         variant = FAMILY.variant_on(request, self.arch)
-        memory = ptx.GlobalMemory()
-        *arguments, rows = launch_arguments(job)
-        places = {}
-        tensors = [request.lengths, request.row_starts, request.row_offsets, request.page_table]
-        tensors += [request.row_to_table, request.table_starts, request.input, job.indices, job.values]
-        for tensor in tensors:
-            if tensor is not None and tensor.numel():
-                places[tensor.data_ptr()] = place(memory, tensor, tensor is job.indices or tensor is job.values)
-        for at in POINTERS:
-            arguments[at] = places.get(arguments[at], arguments[at])
+        *rest, rows = arguments
         path = ANY if request.order == "any" and request.ties == "any" else 0
-        cta = ptx.Cta(
-            self._parsed(variant), memory, [*arguments, path, request.length_bound], variant.shape.threads, SHARED
-        )
+        whole = [*rest, path, request.length_bound]
+        cta = ptx.Cta(self._parsed(variant), memory, whole, variant.shape.threads, SHARED)
         for row in range(rows):
             cta.run(row)
-        for output in (job.indices, job.values):
-            if output is not None:
-                whole = bytes_of(output)
-                start = places[output.data_ptr()] - (output.data_ptr() - whole.data_ptr())
-                whole.numpy()[:] = memory.get(start, np.uint8, whole.numel())
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,10 +13,10 @@ from tests.case import Case
 from tests.conformance.backends import Backend
 from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
-from tests.kernels.emulated_memory import bytes_of, place
+from tests.kernels.emulated_memory import Placed, place
 from topkd.kernels import SelectRequest, TopKResult, select_topk, validate_select
 from topkd.kernels._cute_compile import compile_kernel, installed
-from topkd.kernels._cute_launch import launch_arguments, of_table, table_entry
+from topkd.kernels._cute_launch import of_table, table_entry
 from topkd.kernels._family import Job
 from topkd.kernels.radix_wide import DTYPES, LIST_CAPACITY
 
@@ -28,8 +27,6 @@ pytestmark = [
 ]
 
 SHARED = 100 * 1024
-POINTERS = (0, 2, 4, 5, 7, 9, 10, 12, 13)
-"""Which launch arguments are addresses."""
 
 
 class Emulated:
@@ -69,18 +66,14 @@ class Emulated:
     def run_jobs(self, jobs: list[Job]) -> None:
         """Runs jobs of one plan key: several by a table of them, as `launches` makes it."""
         memory = ptx.GlobalMemory()
-        placed = [self._placed(memory, job) for job in jobs]
-        arguments, _ = placed[0]
+        placed = [Placed(memory, job) for job in jobs]
+        arguments = placed[0].arguments
         if len(jobs) > 1:
-            table = torch.tensor([table_entry(each) for each, _ in placed])
+            table = torch.tensor([table_entry(each.arguments) for each in placed])
             arguments = of_table(arguments, len(jobs), place(memory, table, False))
         self._launch(jobs[0].request, memory, arguments)
-        for job, (_, places) in zip(jobs, placed, strict=True):
-            for output in (job.indices, job.values):
-                if output is not None:
-                    whole = bytes_of(output)
-                    start = places[output.data_ptr()] - (output.data_ptr() - whole.data_ptr())
-                    whole.numpy()[:] = memory.get(start, np.uint8, whole.numel())
+        for each in placed:
+            each.read_back()
 
     def _launch(self, request: SelectRequest, memory: ptx.GlobalMemory, arguments: tuple[int, ...]) -> None:
         """Runs the kernel for jobs like `request`."""
@@ -89,20 +82,6 @@ class Emulated:
         cta = ptx.Cta(kernel, memory, rest, 1024, SHARED)
         for row in range(rows):
             cta.run(row)
-
-    def _placed(self, memory: ptx.GlobalMemory, job: Job) -> tuple[tuple[int, ...], dict[int, int]]:
-        """Puts a job's tensors into the memory; returns its launch arguments there, and where each tensor is."""
-        request = job.request
-        arguments = list(launch_arguments(job))
-        places = {}
-        tensors = [request.lengths, request.row_starts, request.row_offsets, request.page_table]
-        tensors += [request.row_to_table, request.table_starts, request.input, job.indices, job.values]
-        for tensor in tensors:
-            if tensor is not None and tensor.numel():
-                places[tensor.data_ptr()] = place(memory, tensor, tensor is job.indices or tensor is job.values)
-        for at in POINTERS:
-            arguments[at] = places.get(arguments[at], arguments[at])
-        return tuple(arguments), places
 
 
 def _job(request: SelectRequest) -> Job:
