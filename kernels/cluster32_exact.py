@@ -8,10 +8,11 @@ from cutlass import Boolean, Int32, Uint32, Uint64, const_expr
 
 from . import cluster32_ops as kops
 from . import cluster_ops as cops
-from .cluster32_layout import BINS, COPIES, Grid, Layout, Place, Range, Shared
+from .cluster32_layout import COPIES, Grid, Layout, Place, Range, Shared
+from .cluster_bins import BINS, Bins
 
 
-class Exact(Layout):
+class Exact(Bins, Layout):
     """Step 5: the range of keys that holds the k-th best becomes one key, or all that is in it is selected."""
 
     @cute.jit
@@ -26,33 +27,7 @@ class Exact(Layout):
             k: elements to select.
             passes: counts before this one.
         """
-        buffer = passes & 1
-        barrier = shared.sBarrier.iterator + 1 + buffer
-        reach = Int32(shared.sReach.iterator.toint()) + buffer * (self.cluster * BINS * 2)
-        if place.warp < Int32(self.cluster):
-            self.send_bins(shared, place, reach, barrier)
-        total = Int32(0)
-        lower = Int32(0)
-        if const_expr(self.cluster == 1):
-            cute.arch.sync_threads()
-            if place.tid < Int32(BINS):
-                total = cops.load_half(reach + place.tid * 2)
-        else:
-            cute.arch.mbarrier_wait(barrier, (passes >> 1) & 1)
-            if place.tid < Int32(BINS):
-                parts = [cops.load_half(reach + (peer * BINS + place.tid) * 2) for peer in range(self.cluster)]
-                for peer in cutlass.range_constexpr(self.cluster):
-                    total = total + parts[peer]
-                    if Int32(peer) < place.rank:
-                        lower = lower + parts[peer]
-        if place.tid < Int32(BINS):
-            shared.sTotal[place.tid] = total
-            shared.sLower[place.tid] = lower
-        reached = place.tid < Int32(BINS) and found.above + total >= k
-        bin_ = cops.barrier_count(reached) - 1
-        if const_expr(self.cluster > 1):
-            if place.tid == Int32(0):
-                cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.cluster * BINS * 2)
+        bin_, _ = self.find_bin(shared, place, found.above, passes, shared.sBarrier.iterator + 1, k)
 
         low, high, ties = found.low, found.high, found.ties
         above = found.above + shared.sTotal[bin_ + 1]
@@ -132,27 +107,6 @@ class Exact(Layout):
             found.inside,
             Boolean(True),
         )
-
-    @cute.jit
-    def send_bins(self, shared: Shared, place: Place, reach: Int32, barrier):
-        """Warp w sends CTA w how many keys this CTA has in each bin or above it, capped at 65,535."""
-        address = Int32(shared.sBin.iterator.toint()) + place.lane * 32
-        counts = [Int32(word) for word in (*cops.load_four(address), *cops.load_four(address + 16))]
-        for i in cutlass.range_constexpr(6, -1, -1):
-            counts[i] = counts[i] + counts[i + 1]
-        after = counts[0]
-        for step in cutlass.range_constexpr(5):
-            further = cute.arch.shuffle_sync_down(after, 1 << step)
-            if place.lane + (1 << step) < Int32(32):
-                after = after + further
-        after = after - counts[0]
-        halves = [Uint32(cutlass.min(count + after, Int32(0xFFFF))) for count in counts]
-        words = [halves[2 * i] | (halves[2 * i + 1] << Uint32(16)) for i in range(4)]
-        address = reach + (place.rank * BINS + place.lane * 8) * 2
-        if const_expr(self.cluster == 1):
-            cops.store_four(address, words)
-        else:
-            cops.send(address, Int32(barrier.toint()), place.warp, words)
 
     @cute.jit
     def bin_in(self, key: Uint32, found: Range, shift: Int32) -> Int32:

@@ -62,8 +62,9 @@ from ._cute_flags import TIES_HIGHEST
 from ._cute_rows import SelectArguments, find_cells, has
 from .cluster32_exact import Exact
 from .cluster32_filter import Filter
-from .cluster32_layout import BINS, CTAS_AN_SM, LAST, TOP, UNSAMPLED, Place, Range
+from .cluster32_layout import CTAS_AN_SM, LAST, TOP, UNSAMPLED, Place, Range
 from .cluster32_order import Order
+from .cluster_bins import BINS
 
 DIRECT, ORDERED = 1, 2  # bits of `path`: no sampling; indices ascend, and of the ties the first (or last) are taken
 SAMPLED_TWICE = 2  # attempts by samples, before the whole row is counted

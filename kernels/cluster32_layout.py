@@ -11,10 +11,10 @@ from cutlass import Boolean, Int32, Int64, Uint32, Uint64, const_expr
 from . import _cute_ops as ops
 from . import cluster32_ops as kops
 from ._cute_rows import find_row
+from .cluster_bins import BINS
 
 THREADS = 512
 CTAS_AN_SM = 2
-BINS = 256
 COPIES = 16  # of the bins while the row is counted
 PIVOTS = 32
 SAMPLES = 512

@@ -8,7 +8,8 @@ from cutlass import Boolean, Int32, Uint32, Uint64, const_expr
 
 from . import _cute_ops as ops
 from . import cluster_ops as cops
-from .cluster_layout import BINS, LINK, Grid, Layout, Place, Shared
+from .cluster_bins import BINS
+from .cluster_layout import LINK, Grid, Layout, Place, Shared
 
 
 class Filter(Layout):

@@ -79,9 +79,10 @@ from . import _cute_ops as ops
 from . import cluster_ops as cops
 from ._cute_flags import PIN_NEWEST
 from ._cute_rows import SelectArguments, find_cells, has
+from .cluster_bins import BINS
 from .cluster_exact import Exact
 from .cluster_filter import Filter
-from .cluster_layout import BINS, Place, Range, Window
+from .cluster_layout import Place, Range, Window
 from .cluster_order import Order
 from .cluster_sample import Sample
 

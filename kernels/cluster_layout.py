@@ -11,8 +11,8 @@ from cutlass import Boolean, Int32, Int64, Uint32, Uint64, const_expr
 from . import _cute_ops as ops
 from . import cluster_ops as cops
 from ._cute_rows import find_row
+from .cluster_bins import BINS
 
-BINS = 256
 COPIES = 16  # of the bins while the row is counted
 PIVOTS = 32
 LINK = 0xFFFFFFFF  # the upper word of an entry of the list that is no key but a link; see `Filter.drain`
