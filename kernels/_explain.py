@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._check import MAX_WIDTH, check_int
 from ._chooser import Decision, Facts, Unmet, decide, facts_of
 from ._cute_compile import pretending
 from ._devices import CPU, DeviceKind, kind_named, kind_of
@@ -40,6 +41,8 @@ def explain(
         ArgumentValueError: as `select_topk`: also where `kernel` names a family that cannot serve it.
         ValueError: an unknown kind of device.
     """
+    for name, number in (("rows", rows), ("width", width)):
+        check_int(name, number, 0, MAX_WIDTH)
     # Memory that nobody touches is not there: a row of 2^31 members costs address space only.
     checked = check_select(torch.empty(width, dtype=dtype).expand(rows, width), k, **options)
     if device is None and torch.cuda.is_available():

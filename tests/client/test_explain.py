@@ -67,6 +67,8 @@ def test_it_reads_shapes_from_a_file(capsys: pytest.CaptureFixture[str], tmp_pat
         (["1", "9", "0"], "k is 0"),
         (["1", "9", "2", "--device", "a100", "--kernel", "cluster"], "cannot serve"),
         (["-1", "9", "2"], "rows is -1"),
+        (["1", "99999999999", "2"], "width is 99999999999"),
+        (["99999999999999999999", "9", "2"], "rows is 99999999999999999999"),
     ],
 )
 def test_it_says_what_is_wrong(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
