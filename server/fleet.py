@@ -8,7 +8,6 @@ The fleet's process serves nobody: a client attaches to its device's front in `S
 import asyncio
 import dataclasses
 import os
-import signal
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 
@@ -25,11 +24,11 @@ from ._fleet_front import FleetFront
 from ._fleet_metrics import FleetCollector, FrontFigures
 from ._front_endpoints import LIVE, make_health_server, read_attach_token
 from ._front_http import MetricsServer
+from ._life import live
 from .config import ConfigError, ServerConfig, split_address
 
 __all__ = ["serve_fleet"]
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _Status = health_pb2.HealthCheckResponse
 
 
@@ -50,36 +49,11 @@ def serve_fleet(config: ServerConfig) -> int:
         devices = find_devices(config.devices or "all")
         group = config.allowed_gids[0] if config.allowed_gids else None
         with SocketDirectory(config.socket_dir, group) as directory:
-            asyncio.run(_run(config, devices, directory, log))
+            asyncio.run(live(lambda: Fleet(config, devices, directory, log), log))
     except (ConfigError, DirectoryError, FleetError, OSError) as error:
         log.error("start_failed", message=str(error))
         return 1
     return 0
-
-
-async def _run(
-    config: ServerConfig, devices: Sequence[FleetDevice], directory: SocketDirectory, log: _logging.Logger
-) -> None:
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stopped.set)
-    fleet = Fleet(config, devices, directory, log)
-    try:
-        starting = asyncio.ensure_future(fleet.start())
-        waiting = asyncio.ensure_future(stopped.wait())
-        await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-            await waiting
-        else:
-            starting.cancel()
-        log.info("draining", fronts=len(devices))
-    finally:
-        await fleet.stop()
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
-    log.info("stopped")
 
 
 def front_config(config: ServerConfig, device: FleetDevice, place: int) -> ServerConfig:
@@ -197,6 +171,10 @@ class Fleet:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def draining(self) -> dict[str, int]:
+        """Returns what the log says of it when its end begins."""
+        return {"fronts": len(self._fronts)}
 
     async def stop(self) -> None:
         """Says NOT_SERVING, lets every front drain, closes the endpoints."""

@@ -9,7 +9,6 @@ import dataclasses
 import importlib.metadata
 import os
 import secrets
-import signal
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -27,6 +26,7 @@ from ._front_http import MetricsServer
 from ._front_rpc import CONTROL, SELECTION, ControlService, Forwarder, TokenInterceptor
 from ._front_sessions import FrontSession, FrontSessions, check_attach, server_info
 from ._front_side import SideConnection, SideListener
+from ._life import live
 from ._process import ProcessFigures, mps_runs
 from ._supervisor import StartError, Supervisor, WorkerProcess, describe
 from .config import ConfigError, ServerConfig, mps_pipe_directory, split_address
@@ -34,8 +34,6 @@ from .errors import DrainingError, StartingError, WorkerLostError
 from .metrics import MergedCollector, ServerMetrics
 
 __all__ = ["serve"]
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 Serving = Callable[[dict[str, Any]], None]
@@ -59,38 +57,11 @@ def serve(config: ServerConfig, on_serving: Serving | None = None, **context: ob
         config.check()
         group = config.allowed_gids[0] if config.allowed_gids else None
         with SocketDirectory(config.socket_dir, group) as directory:
-            asyncio.run(_run(config, directory, log, on_serving))
+            asyncio.run(live(lambda: Front(config, directory, log), log, on_serving))
     except (ConfigError, DirectoryError, StartError, OSError) as error:
         log.error("start_failed", message=str(error))
         return 1
     return 0
-
-
-async def _run(
-    config: ServerConfig, directory: SocketDirectory, log: _logging.Logger, on_serving: Serving | None
-) -> None:
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stopped.set)
-    front = Front(config, directory, log)
-    try:
-        starting = asyncio.ensure_future(front.start())
-        waiting = asyncio.ensure_future(stopped.wait())
-        await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            serving = starting.result()
-            if on_serving is not None:
-                on_serving(serving)
-            await waiting
-        else:
-            starting.cancel()
-        log.info("draining", sessions=len(front.sessions))
-    finally:
-        await front.stop()
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
-    log.info("stopped")
 
 
 class Front:
@@ -321,6 +292,10 @@ class Front:
                 self._end(session, "worker_lost")
 
     # Stop
+
+    def draining(self) -> dict[str, int]:
+        """Returns what the log says of it when its end begins."""
+        return {"sessions": len(self.sessions)}
 
     async def stop(self) -> None:
         """Refuses new work, lets what runs finish, ends the workers, closes the endpoints."""
