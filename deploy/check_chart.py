@@ -1,12 +1,12 @@
 """Checks the chart: lint, values, every variant strictly against Kubernetes' schemas, and what its pods must be."""
 
 import copy
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import definitions
 import helm_python
 import jsonschema
 import kubernetes_validate
@@ -15,7 +15,6 @@ import yaml
 HERE = Path(__file__).resolve().parent
 CHART = HERE / "helm/topkd"
 VERSIONS = ("1.34", "1.37")
-OWN_SCHEMAS = {path.stem: json.loads(path.read_text()) for path in (HERE / "schemas").glob("*.json")}
 MANIFESTS = {"default": "node.yaml", "sidecar": "sidecar.yaml"}
 REFUSED: list[dict[str, Any]] = [
     {"shape": "deployment"},
@@ -53,7 +52,7 @@ def check() -> None:
         check_refusals(chart)
         rendered = {name: render(chart, values) for name, values in sets.items()}
         assert len(rendered) >= 6, sets.keys()
-    check_validator(rendered["default"])
+    check_validator([resource for resources in rendered.values() for resource in resources])
     count = 0
     for name, resources in rendered.items():
         for resource in resources:
@@ -66,6 +65,7 @@ def check() -> None:
         f"chart: {count} resources of {len(rendered)} value sets are strictly valid for Kubernetes",
         " and ".join(VERSIONS),
     )
+    print(f"chart: {', '.join(sorted(definitions.KINDS))} are by the definitions of their operator, strictly")
     check_rendered(rendered)
 
 
@@ -96,28 +96,49 @@ def check_refusals(chart: helm_python.Chart) -> None:
 
 def validate(resource: Resource, name: str) -> None:
     """Validates strictly: a field that there is not, or of the wrong type, raises."""
-    own = OWN_SCHEMAS.get(resource["kind"])
-    if own is not None:
-        jsonschema.validate(resource, own)
-        return
     for version in VERSIONS:
         try:
-            kubernetes_validate.validate(resource, version, strict=True)
-        except kubernetes_validate.ValidationError as error:
+            if resource["kind"] in definitions.KINDS:
+                definitions.validate(resource, version)
+            else:
+                kubernetes_validate.validate(resource, version, strict=True)
+        except (jsonschema.ValidationError, kubernetes_validate.ValidationError) as error:
             raise AssertionError(f"{name}: {'.'.join(map(str, error.path))}: {error.message}") from None
 
 
+MISTAKES: dict[str, list[tuple[str, Any]]] = {
+    "DaemonSet": [
+        ("spec.template.spec.hostPid", True),
+        ("spec.template.spec.terminationGracePeriodSeconds", "long"),
+    ],
+    "PodMonitor": [
+        ("spec.podMetricEndpoints", []),
+        ("spec.podMetricsEndpoints.0.interval", "soon"),
+        ("spec.podMetricsEndpoints.0.relabelings.0.sourceLabel", "x"),
+        ("metadata.label", {}),
+    ],
+    "ServiceMonitor": [("spec.endpoints.0.port", 9477), ("apiVersion", "monitoring.coreos.com/v2")],
+    "PrometheusRule": [("spec.groups.0.rules.0.expression", "1"), ("spec.groups.0.rules.0.for", "a while")],
+}
+"""Places in a resource of some kind, and values there that the validator must not take."""
+
+
 def check_validator(resources: list[Resource]) -> None:
-    """Says that the validator sees a mistake: a field that there is not, a value of the wrong type."""
-    [daemons] = [resource for resource in resources if resource["kind"] == "DaemonSet"]
-    for field, value in (("hostPid", True), ("terminationGracePeriodSeconds", "long")):
-        broken = copy.deepcopy(daemons)
-        broken["spec"]["template"]["spec"][field] = value
-        try:
-            validate(broken, "broken")
-        except AssertionError:
-            continue
-        raise RuntimeError(f"the validator takes {field}: {value!r}")
+    """Says that the validator sees mistakes: fields that there are not, values that may not be."""
+    for kind, mistakes in MISTAKES.items():
+        right = next(resource for resource in resources if resource["kind"] == kind)
+        for path, value in mistakes:
+            broken = copy.deepcopy(right)
+            *parents, last = (int(part) if part.isdigit() else part for part in path.split("."))
+            place: Any = broken
+            for part in parents:
+                place = place[part]
+            place[last] = value
+            try:
+                validate(broken, "broken")
+            except AssertionError:
+                continue
+            raise RuntimeError(f"the validator takes {kind} {path}: {value!r}")
 
 
 def pods(resources: list[Resource]) -> Iterator[tuple[str, Resource]]:

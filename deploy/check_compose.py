@@ -1,7 +1,9 @@
 """Checks compose.yaml: its form by the Compose specification, its names, what it must and must not say."""
 
 import copy
+import importlib.util
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ def check() -> None:
         except ValueError:
             continue
         raise AssertionError("the checker takes a file that is wrong")
+    ask_compose(document)
     check_names(document)
     check_isolation(document["services"])
     print(
@@ -37,6 +40,27 @@ def check() -> None:
 def parse(document: dict[str, Any]) -> None:
     """Reads it strictly: an unknown key or a value of the wrong kind is a ValueError."""
     compose_spec.PyCompose.from_yaml(yaml.safe_dump(document, sort_keys=False)).to_spec()
+
+
+def ask_compose(document: dict[str, Any]) -> None:
+    """Has Docker Compose read the file, as `docker compose config` does; it needs no engine for that."""
+    found = importlib.util.find_spec("compose")
+    if found is None or found.origin is None:
+        print("NOT SHOWN: docker compose config (its package has no program for this Python and machine)")
+        return
+    program = Path(found.origin).with_name("docker-compose")
+    config = [program, "--file", FILE, "config"]
+    read = subprocess.run([*config, "--services"], capture_output=True, text=True, check=False)
+    assert read.returncode == 0, read.stderr
+    assert not read.stderr, read.stderr
+    assert set(read.stdout.split()) == set(document["services"]), read.stdout
+    config[2] = "-"
+    for broken in mistakes(document)[::2]:  # Compose leaves the values of `restart` and `ipc` to the engine
+        text = yaml.safe_dump(broken, sort_keys=False)
+        wrong = subprocess.run([*config, "--quiet"], input=text, capture_output=True, text=True, check=False)
+        assert wrong.returncode, "Docker Compose takes a file that is wrong"
+    version = subprocess.run([program, "version", "--short"], capture_output=True, text=True, check=True).stdout.strip()
+    print(f"compose.yaml: docker compose config ({version}) takes it, and says nothing about it")
 
 
 def mistakes(document: dict[str, Any]) -> list[dict[str, Any]]:
