@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from topkd._aclient import AsyncClient, AsyncPlan
     from topkd._client import Client, Plan
+    from topkd._lane import Lane
     from topkd._region import Region
     from topkd._stream import Pending, SelectStream
     from topkd._types import (
@@ -71,6 +72,7 @@ __all__ = [
     "ForkError",
     "KernelError",
     "KernelFamily",
+    "Lane",
     "Limits",
     "NotFoundError",
     "Pending",
@@ -96,6 +98,7 @@ __all__ = [
 _MODULES = {
     "topkd._aclient": ("AsyncClient", "AsyncPlan"),
     "topkd._client": ("Client", "Plan"),
+    "topkd._lane": ("Lane",),
     "topkd._region": ("Region",),
     "topkd._stream": ("Pending", "SelectStream"),
     "topkd._types": (

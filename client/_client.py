@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from topkd import _arrays, _empty, _flows, _region
 from topkd._base import ClientBase, PlanBase, batch_entries
+from topkd._lane import Lane, open_lane
 from topkd._stream import SelectStream
 from topkd._types import Merge, Selection, SelectResult
 from topkd.errors import UnavailableError
@@ -178,6 +179,22 @@ class Client(ClientBase):
         state = _flows.drive(_flows.make_plan(self._core, Selection(input, k, **options), timeout))
         return Plan(self._core, state)
 
+    def lane(self, *plans: Plan) -> Lane:
+        """Opens a lane: calls of these plans then need no request, and can be captured in CUDA graphs.
+
+        Raises:
+            RegionError: The session shares no memory (TCP), or the server has no lanes.
+            ResourceExhaustedError: As many lanes as may be are open.
+
+        Example:
+            >>> scores = client.empty((1, 4), "float32")
+            >>> scores[:] = [[3, 1, 4, 1]]
+            >>> with client.lane(client.plan(scores, 1), client.plan(scores, 1, largest=False)) as lane:
+            ...     lane.call_host().indices.tolist()
+            [[2]]
+        """
+        return _flows.drive(_flows.blocking(self._core, lambda session: open_lane(self._core, plans, session), None))
+
     def stream(self) -> SelectStream:
         """Returns an open stream for selections: a call over it costs a thread about half, and many may be under way.
 
@@ -241,6 +258,10 @@ class Plan(PlanBase):
         return _flows.drive(_flows.select(self._core, (self._state,), timeout, wait))[0]
 
     __call__ = run
+
+    def lane(self) -> Lane:
+        """Opens a lane for this plan alone. See `Client.lane`."""
+        return _flows.drive(_flows.blocking(self._core, lambda session: open_lane(self._core, (self,), session), None))
 
     def __enter__(self) -> Self:
         return self

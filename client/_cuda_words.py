@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from topkd._cuda import checked, on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from topkd._words import Words
 
@@ -55,6 +55,29 @@ class DeviceWords:
         """Makes a stream wait until a done word is at least a value."""
         address = self._base + self._words.offset_of_done(slot)
         checked("cuStreamWaitValue64", self._driver.cuStreamWaitValue64(stream, address, value, self._greater))
+
+    def batch(self, slot: int, number: int) -> Callable[[int], None]:
+        """Returns what enqueues a lane's call on a stream: request word, wait for the done word, done word back to 0.
+
+        One batch of memory operations, made once. A CUDA graph that captures it holds it as one node.
+        """
+        driver, kinds = self._driver, self._driver.CUstreamBatchMemOpType
+        operations = [driver.CUstreamBatchMemOpParams() for _ in range(3)]
+        places = (self._words.offset_of_ready(slot), self._words.offset_of_done(slot), self._words.offset_of_done(slot))
+        for place, value, operation in zip(places, (number, 1, 0), operations, strict=True):
+            waits = operation is operations[1]
+            operation.operation = (
+                kinds.CU_STREAM_MEM_OP_WAIT_VALUE_64 if waits else kinds.CU_STREAM_MEM_OP_WRITE_VALUE_64
+            )
+            parameters = operation.waitValue if waits else operation.writeValue
+            parameters.address = self._base + place
+            parameters.value64 = value
+            parameters.flags = int(self._greater) if waits else 0
+
+        def enqueue(stream: int) -> None:
+            checked("cuStreamBatchMemOp", driver.cuStreamBatchMemOp(stream, len(operations), operations, 0))
+
+        return enqueue
 
     def retire(self, streams: Sequence[Any]) -> None:
         """Takes the page out of the driver in the background, once what is in some torch streams now is over."""

@@ -71,6 +71,16 @@ class Reaper:
         if not self._stopped:
             self._queue.put(work)
 
+    def close_lane(self, session: Session, request: Any) -> None:
+        """Closes a lane of a session."""
+
+        def work(_: Pool) -> None:
+            if not session.lost:
+                session.call(session.close_lane, request, 30.0)
+
+        if not self._stopped:
+            self._queue.put(work)
+
     def run(self, function: Callable[[], None]) -> None:
         """Runs something in the background."""
         self._queue.put(lambda _: function())

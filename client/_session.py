@@ -17,6 +17,7 @@ import grpc
 
 from topkd import _codec, _status
 from topkd._arrays import HOST
+from topkd._lane import LaneBook
 from topkd._paths import ATTACH_SOCKET, GRPC_SOCKET
 from topkd._regions import RegionIndex
 from topkd._side import SideConnection
@@ -62,6 +63,7 @@ class Session:
         memory_device: Device of memory that the session can share: `HOST`, a CUDA ordinal, or None.
         no_memory_because: Why `memory_device` is None.
         quarantine: What calls of unknown fate may still write to, until a later call has been answered.
+        lanes: Its lanes; None if the server has none.
         timeline: The slots of calls that are ordered on CUDA streams; None if there are none.
         unreleased: Memory whose release the server has not acknowledged.
     """
@@ -77,6 +79,7 @@ class Session:
         self.quarantine: list[Any] = []
         self.unreleased: list[Any] = []
         self.timeline: Timeline | None = None
+        self.lanes: LaneBook | None = None
         self._report: Callable[[TopkdError], None] = lambda error: None
         self._because = ""
         self._data = data
@@ -85,6 +88,7 @@ class Session:
         stub = selection_pb2_grpc.SelectionServiceStub(data)
         self.select_topk, self.merge_topk = stub.SelectTopK, stub.MergeTopK
         self.select_stream = stub.SelectTopKStream
+        self.open_lane, self.close_lane = stub.OpenLane, stub.CloseLane
         self.create_plan, self.release_plan = stub.CreatePlan, stub.ReleasePlan
         self._register_region, self._release_region = stub.RegisterRegion, stub.ReleaseRegion
 
@@ -149,6 +153,8 @@ class Session:
         Waits for what was ordered on streams, unless the session is lost.
         """
         lost = self.lost
+        if self.lanes is not None:
+            self.lanes.lose(self._because or "its client is closed")
         if self.timeline is not None:
             self.timeline.close(lost, self._report)
         if not lost:
@@ -194,11 +200,14 @@ class LocalSession(Session):
 
     def order_calls(self, options: Options, report: Callable[[TopkdError], None]) -> None:
         """Makes slots, if the server takes ordered calls."""
+        page = Words(self.words)
+        if self.info.limits.max_lanes:
+            self.lanes = LaneBook(page)
         slots = min(self.info.limits.max_slots, MOST_SLOTS)
         if slots and self.memory_device not in (HOST, None):
             self._report = report
             timeouts = options.ready_timeout, options.timeout
-            self.timeline = Timeline(Words(self.words), slots, self.memory_device, *timeouts)
+            self.timeline = Timeline(page, slots, self.memory_device, *timeouts)
 
     def register(self, record: Record, timeout: float) -> int:
         fd = getattr(record.memory, "fd", None)

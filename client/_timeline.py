@@ -100,24 +100,33 @@ class Timeline:
         with self._lock:
             if self._closed:
                 return None
-            if self._device is None:
-                from topkd._cuda_words import DeviceWords
-
-                self._device = DeviceWords(self._words, self._ordinal)
+            device = self._mapped()
             handle = stream.cuda_stream
-            identity = self._device.identity(handle)
+            identity = device.identity(handle)
             slot = self._find(identity)
             if slot is None:
                 return None
             slot.ready += 1
             slot.done += 1
             slot.stream, slot.identity = stream, identity
-            self._device.write_ready(handle, slot.number, slot.ready)
+            device.write_ready(handle, slot.number, slot.ready)
             slot.busy = True
         ordering = selection_pb2.Ordering(
             slot=slot.number, ready=slot.ready, done=slot.done, ready_timeout_ms=max(1, int(self._ready_timeout * 1000))
         )
         return Ticket(slot, stream, ordering)
+
+    def mapped(self) -> DeviceWords:
+        """Returns the page as this process's streams use it."""
+        with self._lock:
+            return self._mapped()
+
+    def _mapped(self) -> DeviceWords:
+        if self._device is None:
+            from topkd._cuda_words import DeviceWords
+
+            self._device = DeviceWords(self._words, self._ordinal)
+        return self._device
 
     def _find(self, identity: int) -> _Slot | None:
         """Returns the free slot that the stream had last, else one of which nothing is under way."""

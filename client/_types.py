@@ -214,6 +214,7 @@ class Limits:
     max_slots: int = 0
     max_ready_timeout_ms: int = 0
     max_streams: int = 0
+    max_lanes: int = 0
 
 
 @dataclass(slots=True, frozen=True)

@@ -5,6 +5,8 @@ a cache line:
 
     line 2s      ready word of slot s: the caller stores or its stream writes it, nobody else but at a call's failure
     line 2s + 1  done word of slot s, and behind it what became of failures: first, last, code, total (8 bytes each)
+    lines 32 to 61 are those of lanes, two each: request word; done word, and behind it the failures
+
     line 62, 63  bells: counters that the worker (62) and the client (63) raise when they have stored a word
 
 A failure is stored before the done word that tells of it: code, first, total, last, done. `last` is the done value of
@@ -28,11 +30,26 @@ import numpy as np
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["CLIENT_BELL", "LINE", "LONGEST_TIMELINE", "MOST_SLOTS", "POISON", "WORKER_BELL", "Failure", "Words"]
+__all__ = [
+    "CLIENT_BELL",
+    "FIRST_LANE",
+    "LINE",
+    "LONGEST_TIMELINE",
+    "MOST_LANES",
+    "MOST_SLOTS",
+    "POISON",
+    "WORKER_BELL",
+    "Failure",
+    "Words",
+]
 
 LINE: Final = 64
 MOST_SLOTS: Final = 16
-"""Slots that the page has lines for."""
+"""Slots that ordered calls have lines for."""
+
+FIRST_LANE: Final = MOST_SLOTS
+MOST_LANES: Final = 15
+"""Lanes have the lines of the slots after those: lane n is slot FIRST_LANE + n. Its ready word is the request word."""
 
 WORKER_BELL: Final = 62
 CLIENT_BELL: Final = 63

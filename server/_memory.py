@@ -75,8 +75,10 @@ class Backend(Protocol):
     def warm(self) -> None:
         """Makes ready what ordered calls need besides the kernels; they work without, if this raises."""
 
-    def open_slots(self, words: "Words", count: int, executor: "Executor", recorder: "Recorder") -> Sequence["Slot"]:
-        """Makes the slots of a session."""
+    def open_slots(
+        self, words: "Words", numbers: range, executor: "Executor", recorder: "Recorder"
+    ) -> Sequence["Slot"]:
+        """Makes slots of a session, by their numbers."""
 
     def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
         """Copies inline data to the device."""

@@ -27,7 +27,7 @@ from .errors import DeviceMismatchError, FieldError, IpcOpenFailedError, KernelF
 if TYPE_CHECKING:
     from ._execute import Executor
     from ._record import Recorder
-    from ._slot_cuda import CudaSlot
+    from ._slot_cuda import CudaSlot, MappedWords
 
 __all__ = ["CudaBackend", "CudaRegion"]
 
@@ -97,6 +97,7 @@ class CudaBackend:
         self._allocations: dict[int, _Allocation] = {}
         self._events: list[tuple[Any, Any]] = []
         self._commit: kernels.Commit | None = None
+        self._mapped: MappedWords | None = None  # of the one session that the worker has
         self._reaper = ThreadPoolExecutor(1, thread_name_prefix="topkd-reaper")
         properties = torch.cuda.get_device_properties(0)
         self.info = control_pb2.Device(
@@ -205,12 +206,14 @@ class CudaBackend:
         commit.warm(self.device)
         self._commit = commit
 
-    def open_slots(self, words: Words, count: int, executor: "Executor", recorder: "Recorder") -> list["CudaSlot"]:
-        """Makes the slots of a session and maps its words for the device."""
+    def open_slots(self, words: Words, numbers: range, executor: "Executor", recorder: "Recorder") -> list["CudaSlot"]:
+        """Makes slots of a session, by their numbers, and maps its words for the device."""
         from ._slot_cuda import CudaSlot, MappedWords
 
-        mapped = MappedWords(self._driver, words, count)
-        return [CudaSlot(number, words, mapped, self._commit, recorder) for number in range(count)]
+        with self._lock:
+            if self._mapped is None or self._mapped.words is not words:
+                self._mapped = MappedWords(self._driver, words)
+        return [CudaSlot(number, words, self._mapped, self._commit, recorder) for number in numbers]
 
     def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
         """Copies inline data to the device, on the worker's stream."""

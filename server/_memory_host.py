@@ -124,11 +124,11 @@ class HostBackend:
     def warm(self) -> None:
         """Nothing is needed."""
 
-    def open_slots(self, words: Words, count: int, executor: "Executor", recorder: "Recorder") -> list["HostSlot"]:
-        """Makes the slots of a session."""
+    def open_slots(self, words: Words, numbers: range, executor: "Executor", recorder: "Recorder") -> list["HostSlot"]:
+        """Makes slots of a session, by their numbers."""
         from ._slot_host import HostSlot
 
-        return [HostSlot(number, words, executor, recorder) for number in range(count)]
+        return [HostSlot(number, words, executor, recorder) for number in numbers]
 
     def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
         """Copies inline data."""

@@ -13,11 +13,13 @@ from grpc_status import rpc_status
 from prometheus_client import Counter, Histogram
 
 from topkd import kernels
-from topkd._words import Words
+from topkd._words import FIRST_LANE, Words
 from topkd.v1 import selection_pb2
 
 from ._decode import Decoder
 from ._execute import Batch, Executor, Request
+from ._lanes import Lanes
+from ._lanes_polled import Polled
 from ._logging import Logger
 from ._memory import Backend
 from ._queue import TurnQueue
@@ -119,6 +121,8 @@ class SelectionService:
             "MergeTopK": self.merge,
             "CreatePlan": self.create_plan,
             "ReleasePlan": self.release_plan,
+            "OpenLane": self.open_lane,
+            "CloseLane": self.close_lane,
             "RegisterRegion": self.register_region,
             "ReleaseRegion": self.release_region,
         }
@@ -237,7 +241,7 @@ class SelectionService:
         """Makes the timeline of a session."""
 
         def open_slots(words: Words, count: int) -> Sequence[Slot]:
-            return self._backend.open_slots(words, count, self._executor, self._recorder)
+            return self._backend.open_slots(words, range(count), self._executor, self._recorder)
 
         return Timeline(words, open_slots, self.queue, self._limits, self._metrics, self._log)
 
@@ -327,6 +331,44 @@ class SelectionService:
             session.drop_plan(request.plan_id)
         finally:
             self.queue.leave(session.account)
+        return b""
+
+    def open_lane(self, session: Session, message: bytes, context: Context) -> bytes:
+        """OpenLane: prepares the plans, so that a call has nothing left to do but run."""
+        plan_ids = list(_parse(selection_pb2.OpenLaneRequest, message).plan_ids)
+        words = session.words
+        if words is None:
+            raise DeviceMismatchError("sessions over TCP share no memory, so they have no lanes", field="plan_ids")
+        if not plan_ids:
+            raise FieldError("a lane needs a plan", field="plan_ids")
+        self._enter(session, context)
+        try:
+            batches = session.lane_batches
+            for place, plan_id in enumerate(plan_ids):
+                path = f"plan_ids[{place}]"
+                request = _plan(session, plan_id, path).request
+                batch = self._executor.prepare([request], [f"{path}."])
+                if batch.inline:
+                    raise FieldError("a plan of a lane has all its outputs in regions", field=path)
+                batches.setdefault(plan_id, batch)
+            if session.lanes is None:
+                numbers = range(FIRST_LANE, FIRST_LANE + self._limits.max_lanes)
+                slots = self._backend.open_slots(words, numbers, self._executor, self._recorder)
+                polled = Polled(words, self.queue, self._metrics, self._log)
+                session.lanes = Lanes(words, slots, session.lane_batch, [polled], self._metrics)
+            opened = session.lanes.open(plan_ids)
+        finally:
+            self.queue.leave(session.account)
+        reply = selection_pb2.OpenLaneResponse(lane=opened.number, mode=opened.mode, reason=opened.reason)
+        return reply.SerializeToString()
+
+    def close_lane(self, session: Session, message: bytes, context: Context) -> bytes:
+        """CloseLane: answered when nothing of the lane runs any more."""
+        lane = _parse(selection_pb2.CloseLaneRequest, message).lane
+        if session.lanes is None:
+            raise FieldError(f"lane is {lane}; the session has no lanes", field="lane")
+        remaining = context.time_remaining()
+        session.lanes.close(lane, _LONGEST_SETTLE_S if remaining is None else min(remaining, _LONGEST_SETTLE_S))
         return b""
 
     def register_region(self, session: Session, message: bytes, context: Context) -> bytes:

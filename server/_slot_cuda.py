@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from topkd import kernels
-from topkd._words import LINE, Words
+from topkd._words import LINE, MOST_LANES, MOST_SLOTS, Words
 
 from ._execute import Batch, Call
 from ._record import Recorder
@@ -37,16 +37,17 @@ class MappedWords:
     """A session's words as the device sees them, and the gates of its slots, which the client does not see.
 
     Attributes:
+        words: the words, for the host.
         address: of the words, for the device.
         gates: address of the gates, for the device; one a line.
     """
 
-    def __init__(self, driver: Any, words: Words, slots: int) -> None:
+    def __init__(self, driver: Any, words: Words) -> None:
         self._driver = driver
-        self._host = words.address
+        self.words = words
         self.call(driver.cuMemHostRegister(words.address, words.size, _PORTABLE_MAPPED))
         self.address = int(self.call(driver.cuMemHostGetDevicePointer(words.address, 0)))
-        self._gates = torch.zeros(slots * LINE // 8, dtype=torch.int64, pin_memory=True)
+        self._gates = torch.zeros((MOST_SLOTS + MOST_LANES) * LINE // 8, dtype=torch.int64, pin_memory=True)
         self.gates = self._gates.data_ptr()
 
     def call(self, result: tuple[Any, ...]) -> Any:

@@ -3,13 +3,16 @@
 import hmac
 import secrets
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from topkd._words import Words
 from topkd.kernels import SelectRequest
 
 from ._execute import Batch
+from ._lanes import Lanes
 from ._memory import Region
 from ._queue import Account
 from ._timeline import Timeline
@@ -28,6 +31,7 @@ from .metrics import ServerMetrics
 __all__ = ["Plan", "Session", "SessionTable"]
 
 _KEPT_BATCHES = 256
+_LANES_END_S = 0.5
 LONGEST_KEPT_MESSAGE = 16 << 10
 
 
@@ -48,7 +52,10 @@ class Session:
         id: name in logs.
         account: its place in the queue.
         remote: attached over TCP, so that its tensors are inline.
+        words: the page that orders its calls; None over TCP.
         timeline: its ordered calls; None without words.
+        lanes: None before the first is opened.
+        lane_batches: what lanes run, by plan; only of plans that are there.
     """
 
     def __init__(self, session_id: str, limits: ServerLimits, metrics: ServerMetrics, remote: bool) -> None:
@@ -61,7 +68,10 @@ class Session:
         self._limits = limits
         self._metrics = metrics
         self._lock = threading.Lock()
+        self.words: Words | None = None
         self.timeline: Timeline | None = None
+        self.lanes: Lanes | None = None
+        self.lane_batches: dict[int, Batch] = {}
         self._unsettled: list[Region] = []
         self._streams = 0
 
@@ -95,10 +105,28 @@ class Session:
                 raise RegionNotFoundError(region_id)
             for plan_id in [key for key, plan in self.plans.items() if region_id in plan.regions]:
                 del self.plans[plan_id]
+                self.lane_batches.pop(plan_id, None)
                 self._metrics.plans.dec()
             self.batches.clear()
             self._count(region, -1)
         return region
+
+    def lane_batch(self, plan_id: int) -> Batch | None:
+        """Returns what a lane runs for a plan, None if the plan is gone; in the turn."""
+        return self.lane_batches.get(plan_id)
+
+    def settle(self, timeout: float) -> bool:
+        """Waits until no ordered call and no call of a lane that was taken so far is under way; says if that came."""
+        deadline = time.monotonic() + timeout
+        if self.timeline is not None and not self.timeline.settle(timeout):
+            return False
+        return self.lanes is None or self.lanes.settle(max(0.0, deadline - time.monotonic()))
+
+    def flush(self) -> None:
+        """Notes the figures of calls that are over."""
+        for calls in (self.timeline, self.lanes):
+            if calls is not None:
+                calls.flush()
 
     def open_stream(self, most: int) -> bool:
         """Counts a stream that opens; False if as many are open as may be."""
@@ -114,12 +142,12 @@ class Session:
             self._streams -= 1
 
     def close_region(self, region: Region, timeout: float) -> None:
-        """Closes a region that was taken, once no ordered call can touch it any more; not in the turn.
+        """Closes a region that was taken, once no call without a turn can touch it any more; not in the turn.
 
         Raises:
             DeadlinePassedError: such calls do not end in time; the region is closed with the session.
         """
-        if self.timeline is not None and not self.timeline.settle(timeout):
+        if not self.settle(timeout):
             self._unsettled.append(region)
             raise DeadlinePassedError("ordered calls that were accepted before are not over; the region stays mapped")
         region.close()
@@ -143,6 +171,7 @@ class Session:
         with self._lock:
             if self.plans.pop(plan_id, None) is None:
                 raise PlanNotFoundError(plan_id)
+            self.lane_batches.pop(plan_id, None)
             self.batches.clear()
             self._metrics.plans.dec()
 
@@ -155,6 +184,8 @@ class Session:
 
     def close(self) -> None:
         """Ends its ordered calls and closes every region. Nothing else of it may run. Closing twice does nothing."""
+        if self.lanes is not None:
+            self.lanes.close_all(_LANES_END_S)
         if self.timeline is not None:
             self.timeline.close()
         with self._lock:

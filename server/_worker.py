@@ -116,7 +116,8 @@ class Worker:
         self._log = self._log.bind(session=session.id)
         connection = socket.socket(fileno=fds[0])
         connection.setblocking(True)
-        session.timeline = self._service.open_timeline(Words(fds[1]))  # before the client can make an ordered call
+        session.words = Words(fds[1])
+        session.timeline = self._service.open_timeline(session.words)  # before the client can make an ordered call
         try:
             send_packet(connection, unpack_bytes(message["reply"]), [fds[1]])
         except OSError:
@@ -159,8 +160,8 @@ class Worker:
                 self._service.queue.close(session.account)
         for session in sessions:
             self._service.queue.wait_idle(session.account, max(0.0, deadline - time.monotonic()))
-            if cause == "drain" and session.timeline is not None:
-                session.timeline.settle(max(0.0, deadline - time.monotonic()))
+            if cause == "drain":
+                session.settle(max(0.0, deadline - time.monotonic()))
         self._server.stop(max(0.05, min(1.0, deadline - time.monotonic()))).wait()
         for session in sessions:
             try:
@@ -180,8 +181,7 @@ class Worker:
         """Sends the figures that changed."""
         with self._push_lock:
             for session in self._sessions.all():
-                if session.timeline is not None:
-                    session.timeline.flush()
+                session.flush()
             self._service.flush_figures()
             self._figures.refresh()
             changed = self._snapshot.changes()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from topkd._paths import default_socket_dir
-from topkd._words import MOST_SLOTS
+from topkd._words import MOST_LANES, MOST_SLOTS
 
 __all__ = ["ConfigError", "ServerConfig", "ServerLimits", "mps_pipe_directory"]
 
@@ -44,6 +44,7 @@ class ServerLimits:
         max_slots: slots of a session's words, for ordered calls; on a GPU each takes a hardware queue while it waits.
         max_ready_timeout_ms: longest time that an ordered call may wait for its ready word.
         max_streams: streams of one session that may be open.
+        max_lanes: lanes of one session that may be open.
     """
 
     max_sessions: int = 16
@@ -58,6 +59,7 @@ class ServerLimits:
     max_slots: int = 8
     max_ready_timeout_ms: int = 10_000
     max_streams: int = 4
+    max_lanes: int = 8
 
     def check(self) -> None:
         """Raises ConfigError on a limit that is not positive or does not fit the protocol's field."""
@@ -70,7 +72,7 @@ class ServerLimits:
 
 _LOWEST = {"spares": 1, "drain_grace_s": 0, "session_grace_s": 0, "start_timeout_s": 1, "front_timeout_s": 1}
 _PATHS = frozenset({"socket_dir", "tcp_token_file", "tls_cert", "tls_key", "tls_client_ca"})
-_SMALLEST_LIMITS = {"max_slots": MOST_SLOTS, "max_streams": 64}
+_SMALLEST_LIMITS = {"max_slots": MOST_SLOTS, "max_streams": 64, "max_lanes": MOST_LANES}
 _SMALL_LIMITS = frozenset(
     {
         "max_sessions",

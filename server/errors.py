@@ -5,7 +5,7 @@
         FieldTypeError      ... by its type
       TokenInvalidError          PeerNotAllowedError
       RegionNotFoundError        PlanNotFoundError
-      QueueFullError             SessionLimitError   RegionLimitError   PlanLimitError
+      QueueFullError             SessionLimitError   RegionLimitError   PlanLimitError   LaneLimitError
       DrainingError              StartingError       WorkerLostError
       KernelFailedError
       IpcOpenFailedError         DeviceMismatchError MemfdNotSealedError
@@ -35,6 +35,7 @@ __all__ = [
     "FieldTypeError",
     "IpcOpenFailedError",
     "KernelFailedError",
+    "LaneLimitError",
     "MemfdNotSealedError",
     "Outcome",
     "PeerNotAllowedError",
@@ -122,6 +123,10 @@ class PlanLimitError(ServerError):
     """A session has as many plans as it may."""
 
 
+class LaneLimitError(ServerError):
+    """A session has as many lanes as it may."""
+
+
 class DrainingError(ServerError):
     """The server takes no new work and will end."""
 
@@ -190,6 +195,7 @@ TABLE: Mapping[type[Exception], Outcome] = {
     SessionLimitError: Outcome(code_pb2.RESOURCE_EXHAUSTED, "SESSION_LIMIT"),
     RegionLimitError: Outcome(code_pb2.RESOURCE_EXHAUSTED, "REGION_LIMIT"),
     PlanLimitError: Outcome(code_pb2.RESOURCE_EXHAUSTED, "PLAN_LIMIT"),
+    LaneLimitError: Outcome(code_pb2.RESOURCE_EXHAUSTED, "LANE_LIMIT"),
     DrainingError: Outcome(code_pb2.UNAVAILABLE, "DRAINING"),
     StartingError: Outcome(code_pb2.UNAVAILABLE, "STARTING"),
     WorkerLostError: Outcome(code_pb2.UNAVAILABLE, "WORKER_LOST"),

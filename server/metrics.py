@@ -80,9 +80,11 @@ class ServerMetrics:
         self.rows = counter("rows", "Rows selected from.")
         self.input_bytes = counter("input_bytes", "Bytes of scores that selections named.")
         self.output_bytes = counter("output_bytes", "Bytes of results written.")
+        self.lane_calls = counter("lane_calls", "Calls of lanes that ran or failed.", ("mode", "outcome"))
         self.ordered = counter("ordered_calls", "Ordered calls that ended, by outcome.", ("outcome",))
         # Saturation.
         self.queued = gauge("queued_requests", "Requests that wait or run.")
+        self.lanes = gauge("lanes", "Lanes open, by how their calls are noticed.", ("mode",))
         self.streams = gauge("streams", "Streams of calls open.")
         self.queue_fill = gauge(
             "queue_fill_ratio", "Fullest queue of a session in the last 15 s, as a part of its bound max_queue."

@@ -100,6 +100,8 @@ def test_unknown_fields_survive() -> None:
                 "MergeTopK",
                 "CreatePlan",
                 "ReleasePlan",
+                "OpenLane",
+                "CloseLane",
                 "RegisterRegion",
                 "ReleaseRegion",
             ],

@@ -25,35 +25,35 @@ _sym_db = _symbol_database.Default()
 from topkd.v1 import tensor_pb2 as topkd_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16topkd/v1/control.proto\x12\x08topkd.v1\x1a\x15topkd/v1/tensor.proto\"z\n\x06\x44\x65vice\x12\"\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0e\x32\x11.topkd.v1.Backend\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x1a\n\x12\x63ompute_capability\x18\x05 \x01(\t\"=\n\x0cKernelFamily\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1f\n\x06\x64types\x18\x02 \x03(\x0e\x32\x0f.topkd.v1.DType\"\x94\x02\n\x06Limits\x12\x14\n\x0cmax_sessions\x18\x01 \x01(\r\x12\x13\n\x0bmax_regions\x18\x02 \x01(\r\x12\x18\n\x10max_region_bytes\x18\x03 \x01(\x04\x12\x19\n\x11max_session_bytes\x18\x04 \x01(\x04\x12\x11\n\tmax_plans\x18\x05 \x01(\r\x12\x11\n\tmax_batch\x18\x06 \x01(\r\x12\x10\n\x08max_rows\x18\x07 \x01(\x04\x12\x19\n\x11max_message_bytes\x18\x08 \x01(\x04\x12\x11\n\tmax_queue\x18\t \x01(\r\x12\x11\n\tmax_slots\x18\n \x01(\r\x12\x1c\n\x14max_ready_timeout_ms\x18\x0b \x01(\r\x12\x13\n\x0bmax_streams\x18\x0c \x01(\r\"\xc6\x01\n\nServerInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x19\n\x11protocol_revision\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12 \n\x06\x64\x65vice\x18\x04 \x01(\x0b\x32\x10.topkd.v1.Device\x12\'\n\x07kernels\x18\x05 \x03(\x0b\x32\x16.topkd.v1.KernelFamily\x12 \n\x06limits\x18\x06 \x01(\x0b\x32\x10.topkd.v1.Limits\x12\x10\n\x08sessions\x18\x07 \x01(\r\"\x16\n\x14GetServerInfoRequest\";\n\x15GetServerInfoResponse\x12\"\n\x04info\x18\x01 \x01(\x0b\x32\x14.topkd.v1.ServerInfo\"\x8b\x01\n\rAttachRequest\x12\x13\n\x0b\x63lient_name\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x02 \x01(\t\x12\x19\n\x11protocol_revision\x18\x03 \x01(\r\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65vice_uuid\x18\x05 \x01(\t\x12\x10\n\x08reattach\x18\x06 \x01(\x08\"f\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\x12\"\n\x04info\x18\x04 \x01(\x0b\x32\x14.topkd.v1.ServerInfo\"\n\n\x08\x44raining\"g\n\x0e\x41ttachResponse\x12$\n\x07session\x18\x01 \x01(\x0b\x32\x11.topkd.v1.SessionH\x00\x12&\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x12.topkd.v1.DrainingH\x00\x42\x07\n\x05\x65vent*E\n\x07\x42\x61\x63kend\x12\x17\n\x13\x42\x41\x43KEND_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x42\x41\x43KEND_CPU\x10\x01\x12\x10\n\x0c\x42\x41\x43KEND_CUDA\x10\x02\x32\xa1\x01\n\x0e\x43ontrolService\x12P\n\rGetServerInfo\x12\x1e.topkd.v1.GetServerInfoRequest\x1a\x1f.topkd.v1.GetServerInfoResponse\x12=\n\x06\x41ttach\x12\x17.topkd.v1.AttachRequest\x1a\x18.topkd.v1.AttachResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16topkd/v1/control.proto\x12\x08topkd.v1\x1a\x15topkd/v1/tensor.proto\"z\n\x06\x44\x65vice\x12\"\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0e\x32\x11.topkd.v1.Backend\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x1a\n\x12\x63ompute_capability\x18\x05 \x01(\t\"=\n\x0cKernelFamily\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1f\n\x06\x64types\x18\x02 \x03(\x0e\x32\x0f.topkd.v1.DType\"\xa7\x02\n\x06Limits\x12\x14\n\x0cmax_sessions\x18\x01 \x01(\r\x12\x13\n\x0bmax_regions\x18\x02 \x01(\r\x12\x18\n\x10max_region_bytes\x18\x03 \x01(\x04\x12\x19\n\x11max_session_bytes\x18\x04 \x01(\x04\x12\x11\n\tmax_plans\x18\x05 \x01(\r\x12\x11\n\tmax_batch\x18\x06 \x01(\r\x12\x10\n\x08max_rows\x18\x07 \x01(\x04\x12\x19\n\x11max_message_bytes\x18\x08 \x01(\x04\x12\x11\n\tmax_queue\x18\t \x01(\r\x12\x11\n\tmax_slots\x18\n \x01(\r\x12\x1c\n\x14max_ready_timeout_ms\x18\x0b \x01(\r\x12\x13\n\x0bmax_streams\x18\x0c \x01(\r\x12\x11\n\tmax_lanes\x18\r \x01(\r\"\xc6\x01\n\nServerInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x19\n\x11protocol_revision\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12 \n\x06\x64\x65vice\x18\x04 \x01(\x0b\x32\x10.topkd.v1.Device\x12\'\n\x07kernels\x18\x05 \x03(\x0b\x32\x16.topkd.v1.KernelFamily\x12 \n\x06limits\x18\x06 \x01(\x0b\x32\x10.topkd.v1.Limits\x12\x10\n\x08sessions\x18\x07 \x01(\r\"\x16\n\x14GetServerInfoRequest\";\n\x15GetServerInfoResponse\x12\"\n\x04info\x18\x01 \x01(\x0b\x32\x14.topkd.v1.ServerInfo\"\x8b\x01\n\rAttachRequest\x12\x13\n\x0b\x63lient_name\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x02 \x01(\t\x12\x19\n\x11protocol_revision\x18\x03 \x01(\r\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65vice_uuid\x18\x05 \x01(\t\x12\x10\n\x08reattach\x18\x06 \x01(\x08\"f\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\x12\"\n\x04info\x18\x04 \x01(\x0b\x32\x14.topkd.v1.ServerInfo\"\n\n\x08\x44raining\"g\n\x0e\x41ttachResponse\x12$\n\x07session\x18\x01 \x01(\x0b\x32\x11.topkd.v1.SessionH\x00\x12&\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x12.topkd.v1.DrainingH\x00\x42\x07\n\x05\x65vent*E\n\x07\x42\x61\x63kend\x12\x17\n\x13\x42\x41\x43KEND_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x42\x41\x43KEND_CPU\x10\x01\x12\x10\n\x0c\x42\x41\x43KEND_CUDA\x10\x02\x32\xa1\x01\n\x0e\x43ontrolService\x12P\n\rGetServerInfo\x12\x1e.topkd.v1.GetServerInfoRequest\x1a\x1f.topkd.v1.GetServerInfoResponse\x12=\n\x06\x41ttach\x12\x17.topkd.v1.AttachRequest\x1a\x18.topkd.v1.AttachResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'topkd.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BACKEND']._serialized_start=1174
-  _globals['_BACKEND']._serialized_end=1243
+  _globals['_BACKEND']._serialized_start=1193
+  _globals['_BACKEND']._serialized_end=1262
   _globals['_DEVICE']._serialized_start=59
   _globals['_DEVICE']._serialized_end=181
   _globals['_KERNELFAMILY']._serialized_start=183
   _globals['_KERNELFAMILY']._serialized_end=244
   _globals['_LIMITS']._serialized_start=247
-  _globals['_LIMITS']._serialized_end=523
-  _globals['_SERVERINFO']._serialized_start=526
-  _globals['_SERVERINFO']._serialized_end=724
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=726
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=748
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=750
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=809
-  _globals['_ATTACHREQUEST']._serialized_start=812
-  _globals['_ATTACHREQUEST']._serialized_end=951
-  _globals['_SESSION']._serialized_start=953
-  _globals['_SESSION']._serialized_end=1055
-  _globals['_DRAINING']._serialized_start=1057
-  _globals['_DRAINING']._serialized_end=1067
-  _globals['_ATTACHRESPONSE']._serialized_start=1069
-  _globals['_ATTACHRESPONSE']._serialized_end=1172
-  _globals['_CONTROLSERVICE']._serialized_start=1246
-  _globals['_CONTROLSERVICE']._serialized_end=1407
+  _globals['_LIMITS']._serialized_end=542
+  _globals['_SERVERINFO']._serialized_start=545
+  _globals['_SERVERINFO']._serialized_end=743
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=745
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=767
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=769
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=828
+  _globals['_ATTACHREQUEST']._serialized_start=831
+  _globals['_ATTACHREQUEST']._serialized_end=970
+  _globals['_SESSION']._serialized_start=972
+  _globals['_SESSION']._serialized_end=1074
+  _globals['_DRAINING']._serialized_start=1076
+  _globals['_DRAINING']._serialized_end=1086
+  _globals['_ATTACHRESPONSE']._serialized_start=1088
+  _globals['_ATTACHRESPONSE']._serialized_end=1191
+  _globals['_CONTROLSERVICE']._serialized_start=1265
+  _globals['_CONTROLSERVICE']._serialized_end=1426
 # @@protoc_insertion_point(module_scope)

@@ -40,7 +40,7 @@ class KernelFamily(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtypes: _Optional[_Iterable[_Union[_tensor_pb2.DType, str]]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_sessions", "max_regions", "max_region_bytes", "max_session_bytes", "max_plans", "max_batch", "max_rows", "max_message_bytes", "max_queue", "max_slots", "max_ready_timeout_ms", "max_streams")
+    __slots__ = ("max_sessions", "max_regions", "max_region_bytes", "max_session_bytes", "max_plans", "max_batch", "max_rows", "max_message_bytes", "max_queue", "max_slots", "max_ready_timeout_ms", "max_streams", "max_lanes")
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_REGIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_REGION_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class Limits(_message.Message):
     MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
     MAX_READY_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LANES_FIELD_NUMBER: _ClassVar[int]
     max_sessions: int
     max_regions: int
     max_region_bytes: int
@@ -65,7 +66,8 @@ class Limits(_message.Message):
     max_slots: int
     max_ready_timeout_ms: int
     max_streams: int
-    def __init__(self, max_sessions: _Optional[int] = ..., max_regions: _Optional[int] = ..., max_region_bytes: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., max_plans: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_queue: _Optional[int] = ..., max_slots: _Optional[int] = ..., max_ready_timeout_ms: _Optional[int] = ..., max_streams: _Optional[int] = ...) -> None: ...
+    max_lanes: int
+    def __init__(self, max_sessions: _Optional[int] = ..., max_regions: _Optional[int] = ..., max_region_bytes: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., max_plans: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_queue: _Optional[int] = ..., max_slots: _Optional[int] = ..., max_ready_timeout_ms: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_lanes: _Optional[int] = ...) -> None: ...
 
 class ServerInfo(_message.Message):
     __slots__ = ("version", "protocol_revision", "epoch", "device", "kernels", "limits", "sessions")

@@ -28,6 +28,19 @@ class OrderedFailure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ORDERED_FAILURE_READY_TIMEOUT: _ClassVar[OrderedFailure]
     ORDERED_FAILURE_KERNEL_FAILED: _ClassVar[OrderedFailure]
     ORDERED_FAILURE_SESSION_ENDED: _ClassVar[OrderedFailure]
+
+class LaneMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LANE_MODE_UNSPECIFIED: _ClassVar[LaneMode]
+    LANE_MODE_POLLED: _ClassVar[LaneMode]
+    LANE_MODE_ARMED: _ClassVar[LaneMode]
+
+class LaneFailure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LANE_FAILURE_UNSPECIFIED: _ClassVar[LaneFailure]
+    LANE_FAILURE_NO_PLAN: _ClassVar[LaneFailure]
+    LANE_FAILURE_KERNEL_FAILED: _ClassVar[LaneFailure]
+    LANE_FAILURE_SESSION_ENDED: _ClassVar[LaneFailure]
 ORDER_UNSPECIFIED: Order
 ORDER_ANY: Order
 ORDER_INDEX: Order
@@ -40,6 +53,13 @@ ORDERED_FAILURE_UNSPECIFIED: OrderedFailure
 ORDERED_FAILURE_READY_TIMEOUT: OrderedFailure
 ORDERED_FAILURE_KERNEL_FAILED: OrderedFailure
 ORDERED_FAILURE_SESSION_ENDED: OrderedFailure
+LANE_MODE_UNSPECIFIED: LaneMode
+LANE_MODE_POLLED: LaneMode
+LANE_MODE_ARMED: LaneMode
+LANE_FAILURE_UNSPECIFIED: LaneFailure
+LANE_FAILURE_NO_PLAN: LaneFailure
+LANE_FAILURE_KERNEL_FAILED: LaneFailure
+LANE_FAILURE_SESSION_ENDED: LaneFailure
 
 class Selection(_message.Message):
     __slots__ = ("input", "k", "lengths", "next_n", "max_length", "row_starts", "group", "pooled", "pin_newest", "drop_neg_inf", "expand", "largest", "order", "ties", "values", "index_dtype", "row_offsets", "page_table", "page_size", "row_to_table", "table_starts", "out_indices", "out_values", "kernel")
@@ -274,5 +294,31 @@ class ReleasePlanRequest(_message.Message):
     def __init__(self, plan_id: _Optional[int] = ...) -> None: ...
 
 class ReleasePlanResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OpenLaneRequest(_message.Message):
+    __slots__ = ("plan_ids",)
+    PLAN_IDS_FIELD_NUMBER: _ClassVar[int]
+    plan_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, plan_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class OpenLaneResponse(_message.Message):
+    __slots__ = ("lane", "mode", "reason")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    mode: LaneMode
+    reason: str
+    def __init__(self, lane: _Optional[int] = ..., mode: _Optional[_Union[LaneMode, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CloseLaneRequest(_message.Message):
+    __slots__ = ("lane",)
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    def __init__(self, lane: _Optional[int] = ...) -> None: ...
+
+class CloseLaneResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -61,6 +61,16 @@ class SelectionServiceStub(object):
                 request_serializer=topkd_dot_v1_dot_selection__pb2.ReleasePlanRequest.SerializeToString,
                 response_deserializer=topkd_dot_v1_dot_selection__pb2.ReleasePlanResponse.FromString,
                 _registered_method=True)
+        self.OpenLane = channel.unary_unary(
+                '/topkd.v1.SelectionService/OpenLane',
+                request_serializer=topkd_dot_v1_dot_selection__pb2.OpenLaneRequest.SerializeToString,
+                response_deserializer=topkd_dot_v1_dot_selection__pb2.OpenLaneResponse.FromString,
+                _registered_method=True)
+        self.CloseLane = channel.unary_unary(
+                '/topkd.v1.SelectionService/CloseLane',
+                request_serializer=topkd_dot_v1_dot_selection__pb2.CloseLaneRequest.SerializeToString,
+                response_deserializer=topkd_dot_v1_dot_selection__pb2.CloseLaneResponse.FromString,
+                _registered_method=True)
         self.RegisterRegion = channel.unary_unary(
                 '/topkd.v1.SelectionService/RegisterRegion',
                 request_serializer=topkd_dot_v1_dot_selection__pb2.RegisterRegionRequest.SerializeToString,
@@ -110,6 +120,18 @@ class SelectionServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenLane(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseLane(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RegisterRegion(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -149,6 +171,16 @@ def add_SelectionServiceServicer_to_server(servicer, server):
                     servicer.ReleasePlan,
                     request_deserializer=topkd_dot_v1_dot_selection__pb2.ReleasePlanRequest.FromString,
                     response_serializer=topkd_dot_v1_dot_selection__pb2.ReleasePlanResponse.SerializeToString,
+            ),
+            'OpenLane': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenLane,
+                    request_deserializer=topkd_dot_v1_dot_selection__pb2.OpenLaneRequest.FromString,
+                    response_serializer=topkd_dot_v1_dot_selection__pb2.OpenLaneResponse.SerializeToString,
+            ),
+            'CloseLane': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseLane,
+                    request_deserializer=topkd_dot_v1_dot_selection__pb2.CloseLaneRequest.FromString,
+                    response_serializer=topkd_dot_v1_dot_selection__pb2.CloseLaneResponse.SerializeToString,
             ),
             'RegisterRegion': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterRegion,
@@ -298,6 +330,60 @@ class SelectionService(object):
             '/topkd.v1.SelectionService/ReleasePlan',
             topkd_dot_v1_dot_selection__pb2.ReleasePlanRequest.SerializeToString,
             topkd_dot_v1_dot_selection__pb2.ReleasePlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenLane(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topkd.v1.SelectionService/OpenLane',
+            topkd_dot_v1_dot_selection__pb2.OpenLaneRequest.SerializeToString,
+            topkd_dot_v1_dot_selection__pb2.OpenLaneResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseLane(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topkd.v1.SelectionService/CloseLane',
+            topkd_dot_v1_dot_selection__pb2.CloseLaneRequest.SerializeToString,
+            topkd_dot_v1_dot_selection__pb2.CloseLaneResponse.FromString,
             options,
             channel_credentials,
             insecure,

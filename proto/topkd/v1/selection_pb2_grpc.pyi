@@ -43,6 +43,8 @@ class SelectionServiceStub:
     MergeTopK: _grpc.UnaryUnaryMultiCallable[_selection_pb2.MergeTopKRequest, _selection_pb2.MergeTopKResponse]
     CreatePlan: _grpc.UnaryUnaryMultiCallable[_selection_pb2.CreatePlanRequest, _selection_pb2.CreatePlanResponse]
     ReleasePlan: _grpc.UnaryUnaryMultiCallable[_selection_pb2.ReleasePlanRequest, _selection_pb2.ReleasePlanResponse]
+    OpenLane: _grpc.UnaryUnaryMultiCallable[_selection_pb2.OpenLaneRequest, _selection_pb2.OpenLaneResponse]
+    CloseLane: _grpc.UnaryUnaryMultiCallable[_selection_pb2.CloseLaneRequest, _selection_pb2.CloseLaneResponse]
     RegisterRegion: _grpc.UnaryUnaryMultiCallable[_selection_pb2.RegisterRegionRequest, _selection_pb2.RegisterRegionResponse]
     ReleaseRegion: _grpc.UnaryUnaryMultiCallable[_selection_pb2.ReleaseRegionRequest, _selection_pb2.ReleaseRegionResponse]
 
@@ -61,6 +63,8 @@ class SelectionServiceAsyncStub(SelectionServiceStub):
     MergeTopK: _aio.UnaryUnaryMultiCallable[_selection_pb2.MergeTopKRequest, _selection_pb2.MergeTopKResponse]  # type: ignore[assignment]
     CreatePlan: _aio.UnaryUnaryMultiCallable[_selection_pb2.CreatePlanRequest, _selection_pb2.CreatePlanResponse]  # type: ignore[assignment]
     ReleasePlan: _aio.UnaryUnaryMultiCallable[_selection_pb2.ReleasePlanRequest, _selection_pb2.ReleasePlanResponse]  # type: ignore[assignment]
+    OpenLane: _aio.UnaryUnaryMultiCallable[_selection_pb2.OpenLaneRequest, _selection_pb2.OpenLaneResponse]  # type: ignore[assignment]
+    CloseLane: _aio.UnaryUnaryMultiCallable[_selection_pb2.CloseLaneRequest, _selection_pb2.CloseLaneResponse]  # type: ignore[assignment]
     RegisterRegion: _aio.UnaryUnaryMultiCallable[_selection_pb2.RegisterRegionRequest, _selection_pb2.RegisterRegionResponse]  # type: ignore[assignment]
     ReleaseRegion: _aio.UnaryUnaryMultiCallable[_selection_pb2.ReleaseRegionRequest, _selection_pb2.ReleaseRegionResponse]  # type: ignore[assignment]
 
@@ -106,6 +110,20 @@ class SelectionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _selection_pb2.ReleasePlanRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_selection_pb2.ReleasePlanResponse, _abc.Awaitable[_selection_pb2.ReleasePlanResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def OpenLane(
+        self,
+        request: _selection_pb2.OpenLaneRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_selection_pb2.OpenLaneResponse, _abc.Awaitable[_selection_pb2.OpenLaneResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CloseLane(
+        self,
+        request: _selection_pb2.CloseLaneRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_selection_pb2.CloseLaneResponse, _abc.Awaitable[_selection_pb2.CloseLaneResponse]]: ...
 
     @_abc_1.abstractmethod
     def RegisterRegion(

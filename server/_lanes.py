@@ -1,0 +1,217 @@
+"""Lanes of one session: plans that are called by a word instead of a request.
+
+A lane has a table of plans, which only the server can write, and two lines of the session's page. The caller, or its
+stream, stores the number of a plan to the request word and waits for the done word, which is 1 when the outputs are
+complete; it sets it back to 0 before the next call. The lines are those of slots past the ones of ordered calls
+(`FIRST_LANE`). How a call gets from the request word to the device is a `Dispatch`, chosen when the lane is opened: the
+first of a list that takes it. The last takes every lane (`topkd.server._lanes_polled`).
+
+The number is data: what names no plan of the table, or one that was released, fails the call, and nothing runs.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from topkd._words import FIRST_LANE, WORKER_BELL, Failure, Words
+from topkd.v1 import selection_pb2
+
+from ._execute import Batch
+from ._slots import Slot
+from .errors import DeadlinePassedError, FieldError, KernelFailedError, LaneLimitError, WorkerLostError
+from .metrics import ServerMetrics
+
+__all__ = ["Dispatch", "Lane", "Lanes", "Opened"]
+
+
+class Lane:
+    """A lane: its slot, its words and its table.
+
+    Attributes:
+        number: of the session's lanes.
+        slot: runs its plans.
+        words: the session's.
+        plans: ids, in the table's order.
+        running: a call was taken and its slot may not have it yet.
+    """
+
+    def __init__(
+        self, number: int, slot: Slot, words: Words, plans: Sequence[int], find: Callable[[int], Batch | None]
+    ) -> None:
+        self.number = number
+        self.slot = slot
+        self.words = words
+        self.plans = tuple(plans)
+        self.running = False
+        self._find = find
+        self._failures = words.failure(self.line).total
+
+    @property
+    def line(self) -> int:
+        """The slot whose lines are the lane's words."""
+        return FIRST_LANE + self.number
+
+    def plan(self, number: int) -> Batch | None:
+        """Returns the plan that a request word names, None if there is none or it is gone; in the turn."""
+        return self._find(self.plans[number - 1]) if 1 <= number <= len(self.plans) else None
+
+    def note(self, code: int) -> None:
+        """Tells of a failure; the done word must follow."""
+        self._failures += 1
+        self.words.set_failure(self.line, Failure(0, 0, code, self._failures))
+
+    def busy(self) -> bool:
+        """Says whether a call that was taken is not over."""
+        try:
+            return self.running or bool(self.slot.unfinished())
+        except KernelFailedError:
+            return False  # a device that has failed touches nothing
+
+
+class Dispatch(Protocol):
+    """A way for calls of lanes from the request word to the device. Thread-safe.
+
+    Attributes:
+        mode: its name in metrics.
+        code: the same in replies.
+        reason: why a lane has it where nothing before it in the list said why not.
+    """
+
+    mode: str
+    code: selection_pb2.LaneMode
+    reason: str
+
+    def take(self, lane: Lane) -> str | None:
+        """Serves a lane from now on; the caller has the turn. If it cannot, changes nothing and says why."""
+
+    def drop(self, lane: Lane) -> None:
+        """Takes no more calls of a lane that it serves. One that was taken may still run: `Lane.busy`."""
+
+    def close(self) -> None:
+        """Drops every lane and ends. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A lane that was opened: its number, how it is served, and why so."""
+
+    number: int
+    mode: selection_pb2.LaneMode
+    reason: str
+
+
+class Lanes:
+    """The lanes of a session. Thread-safe."""
+
+    def __init__(
+        self,
+        words: Words,
+        slots: Sequence[Slot],
+        find: Callable[[int], Batch | None],
+        dispatches: Sequence[Dispatch],
+        metrics: ServerMetrics,
+    ) -> None:
+        """Opens none yet.
+
+        Args:
+            words: the session's.
+            slots: of the lines from `FIRST_LANE` on; as many lanes may be open.
+            find: returns a plan's batch by its id, None if the plan is gone; called in the turn.
+            dispatches: ways to serve lanes, the best first; the last takes every lane.
+            metrics: where open lanes are counted.
+        """
+        self._words = words
+        self._slots = slots
+        self._find = find
+        self._dispatches = dispatches
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._lanes: dict[int, tuple[Lane, Dispatch]] = {}
+        self._closed = False
+
+    def open(self, plans: Sequence[int]) -> Opened:
+        """Opens a lane over plans; the caller has the turn.
+
+        Raises:
+            LaneLimitError: as many are open as may be.
+            WorkerLostError: the session has ended.
+        """
+        with self._lock:
+            if self._closed:
+                raise WorkerLostError("the session has ended")
+            number = next((number for number in range(len(self._slots)) if number not in self._lanes), None)
+            if number is None:
+                raise LaneLimitError(f"the session has {len(self._lanes)} lanes, as many as may be (max_lanes)")
+            lane = Lane(number, self._slots[number], self._words, plans, self._find)
+            self._words.set_ready(lane.line, 0)
+            self._words.set_done(lane.line, 0)
+            dispatch, refusals = self._dispatch(lane)
+            self._lanes[number] = lane, dispatch
+            self._metrics.lanes.labels(dispatch.mode).inc()
+        return Opened(number, dispatch.code, "; ".join(refusals) or dispatch.reason)
+
+    def _dispatch(self, lane: Lane) -> tuple[Dispatch, list[str]]:
+        refusals: list[str] = []
+        for dispatch in self._dispatches:
+            refusal = dispatch.take(lane)
+            if refusal is None:
+                return dispatch, refusals
+            refusals.append(refusal)
+        raise LaneLimitError("; ".join(refusals))
+
+    def close(self, number: int, timeout: float) -> None:
+        """Closes a lane, once nothing of it runs any more; what was asked for and not taken is forgotten.
+
+        Raises:
+            FieldError: there is no such lane.
+            DeadlinePassedError: its last call does not end in time.
+        """
+        with self._lock:
+            lane, dispatch = self._lanes.get(number, (None, None))
+            if lane is None or dispatch is None:
+                raise FieldError(f"lane is {number}; the session has no such lane", field="lane")
+            dispatch.drop(lane)
+            del self._lanes[number]
+            self._metrics.lanes.labels(dispatch.mode).dec()
+        if not _settled([lane], timeout):
+            raise DeadlinePassedError("the lane's last call is not over")
+
+    def settle(self, timeout: float) -> bool:
+        """Waits until no call that was taken runs any more; says whether that came."""
+        with self._lock:
+            lanes = [lane for lane, _ in self._lanes.values()]
+        return _settled(lanes, timeout)
+
+    def flush(self) -> None:
+        """Notes the figures of calls that are over."""
+        for slot in self._slots:
+            try:
+                slot.unfinished()
+            except KernelFailedError:
+                return
+
+    def close_all(self, timeout: float) -> None:
+        """Ends every lane: whoever waits for one finds that it failed. Idempotent."""
+        with self._lock:
+            self._closed = True
+            served, self._lanes = list(self._lanes.values()), {}
+        for dispatch in self._dispatches:
+            dispatch.close()
+        for _, dispatch in served:
+            self._metrics.lanes.labels(dispatch.mode).dec()
+        _settled([lane for lane, _ in served], timeout)
+        for lane, _ in served:
+            lane.note(selection_pb2.LANE_FAILURE_SESSION_ENDED)
+            self._words.set_done(lane.line, 1)
+        self._words.ring(WORKER_BELL)
+
+
+def _settled(lanes: Sequence[Lane], timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while any(lane.busy() for lane in lanes):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.001)
+    return True
