@@ -12,7 +12,7 @@ from prometheus_client import Counter, Histogram
 from topkd import kernels
 
 from ._execute import FALLBACK_REASONS, Batch
-from .metrics import ORDERED_OUTCOMES, ServerMetrics
+from .metrics import LANE_OUTCOMES, ORDERED_OUTCOMES, ServerMetrics
 
 __all__ = ["Recorder"]
 
@@ -32,6 +32,9 @@ class Recorder:
         self._phase = "start"
         for outcome in ORDERED_OUTCOMES:
             metrics.ordered.labels(outcome)
+        metrics.lanes.labels("polled")
+        for outcome in LANE_OUTCOMES:
+            metrics.lane_calls.labels("polled", outcome)
         for family in kernels.kernels():  # a series that is there from the start shows its first increase
             for phase in ("start", "ready"):
                 metrics.compiles.labels(family, phase)

@@ -184,12 +184,17 @@ def _lifecycle(view: DeviceView) -> str:
     )
     open_now = [(f"open, {transport}", each) for transport, each in figures.by("topkd_sessions", "transport").items()]
     outcomes = figures.by("topkd_ordered_calls_total", "outcome").items()
-    ordered = [(outcome.replace("_", " "), each) for outcome, each in outcomes]
+    ordered = [(f"ordered, {outcome.replace('_', ' ')}", each) for outcome, each in outcomes]
+    lanes = (
+        ("lanes open", figures.total("topkd_lanes")),
+        ("their calls", figures.total("topkd_lane_calls_total")),
+        ("of them failed", figures.total("topkd_lane_calls_total", outcome="failed")),
+    )
     ended = figures.by("topkd_sessions_ended_total", "cause").items()
     groups = (
         ("Sessions", _counted((*open_now, *counters))),
         ("Sessions ended", _counted((_CAUSES.get(cause, cause), value) for cause, value in ended)),
-        ("Ordered calls", _counted((*ordered, ("streams of calls", figures.total("topkd_streams"))))),
+        ("Lanes and order", _counted((*lanes, *ordered, ("streams of calls", figures.total("topkd_streams"))))),
         ("Workers", _counted(figures.by("topkd_workers", "state").items())),
         ("Memory shared", regions or [("none", "")]),
         ("Processes", processes),

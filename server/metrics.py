@@ -30,6 +30,7 @@ _COUNT_BUCKETS = tuple(float(1 << power) for power in range(11))
 END_CAUSES = ("detached", "client_gone", "worker_lost", "drained")
 """Of a session: its client said so; its client went without a word; its worker ended; the server ended."""
 ORDERED_OUTCOMES = ("finished", "ready_timeout", "kernel_failed")
+LANE_OUTCOMES = ("finished", "failed")
 K_CLASSES = ((64, "<=64"), (512, "<=512"), (2048, "<=2048"), (4096, "<=4096"))
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]

@@ -32,8 +32,10 @@ def select_for_ever(directory: Path, seed: int) -> None:
         scores[:] = random.standard_normal((ROWS, WIDTH), np.float32)
         halves[:] = scores
         plan = client.plan(scores, 32)
+        lane = plan.lane()
         while True:
             plan()
+            lane.call_host()
             client.select_topk(scores, 512, order="index")
             client.select_topk_batch([topkd.Selection(halves, k, values=True) for k in (16, 16, 3000)])
             client.merge_topk(scores[:, :64].copy(), np.tile(np.arange(64, dtype=np.int32), (ROWS, 1)), 8)

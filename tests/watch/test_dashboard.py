@@ -102,7 +102,8 @@ def test_the_annotation_and_the_variables_evaluate(prometheus: Prometheus) -> No
 def test_panels_of_the_load_show_more_than_zeros(prometheus: Prometheus) -> None:
     """Where the load does something, its panel is not flat."""
     moving = ["Requests/A", "Rows/A", "Device time, p99/A", "Kernel calls/A", "Attached and ended/A", "Bytes/A"]
-    moving += ["Sessions/A", "Time in the queue/B", "Wait on the device/A", "Processor time/A", "Regions and plans/B"]
+    moving += ["Lanes/A", "Calls of lanes/A", "Sessions/A", "Time in the queue/B", "Wait on the device/A"]
+    moving += ["Processor time/A", "Regions and plans/B"]
     for name in moving:
         samples = prometheus.query(expression(TARGETS[name]["expr"]))
         assert any(float(sample["value"][1]) > 0 for sample in samples), name
