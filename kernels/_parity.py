@@ -152,9 +152,14 @@ class Material:
 def form_of(family: str, material: Material) -> str | None:
     """Return the first form that a family serves of a call, None without one."""
     for form in FORMS:
-        if supports(family, material.scores, material.call.blocks, **material.options(form)) is None:
+        if _serves(family, material, form):
             return form
     return None
+
+
+def _serves(family: str, material: Material, form: str, bounded: bool | None = None) -> bool:
+    """Say whether a family serves a call in a form."""
+    return supports(family, material.scores, material.call.blocks, **material.options(form, bounded)) is None
 
 
 def names(asked: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -174,8 +179,8 @@ def compare(call: Call, device: torch.device, asked: Sequence[str] | None = None
     """Compare the families that serve a call with the reference; prompt batches also without their bound (#512).
 
     Yields:
-        One outcome for each family, and one with the note "bound" where the call has a bound: the answer of the same
-        call without it, which must be the same. Synchronises with the device.
+        One outcome for each family, and one with the note "bound" where the call has a bound, if the family serves it
+        without: the answer of the same call without it, which must be the same. Synchronises with the device.
     """
     material = Material(call, device)
     for name in names(asked):
@@ -183,7 +188,7 @@ def compare(call: Call, device: torch.device, asked: Sequence[str] | None = None
         if form is None:
             continue
         yield Outcome(call, name, form, _run(material, name, form, None))
-        if call.kind == "prompt":
+        if call.kind == "prompt" and _serves(name, material, form, False):
             yield Outcome(call, name, form, _run(material, name, form, False), "bound")
 
 

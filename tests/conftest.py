@@ -40,6 +40,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
+MOST_CACHED = 256 << 20
+"""Bytes of a GPU's memory that torch may keep between tests."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,6 +59,17 @@ def pytest_report_header(config: pytest.Config) -> str:
     why = f"; missing here: {', '.join(lacking)}" if lacking else ""
     watch = f"tests/watch (marked watch) run by make watch-check only{why}"
     return f"random cases: {chosen.max_examples} examples a test, {drawn}\n{watch}"
+
+
+@pytest.fixture(autouse=True)
+def cached_memory_is_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What torch cached of a GPU for a test goes back after it: many processes and servers share the memory."""
+    yield
+    torch = sys.modules.get("torch")
+    if request.node.get_closest_marker("gpu") is None or torch is None or not torch.cuda.is_initialized():
+        return
+    if torch.cuda.memory_reserved() > MOST_CACHED:
+        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,16 @@ def test_a_bound_that_changes_an_answer_is_seen(register: Callable[[Fake], None]
     assert [(one.wrong, one.note) for one in compare(PROMPT, CPU, ["fake"])] == [(0, ""), (6, "bound")]
 
 
+def test_a_family_is_asked_without_the_bound_only_if_it_serves_that(register: Callable[[Fake], None]) -> None:
+    class Short(Fake):
+        def unmet(self, request: kernels.SelectRequest) -> str | None:
+            reason = "fake serves rows of up to 300 scores" if request.length_bound > 300 else None
+            return super().unmet(request) or reason
+
+    register(Short("blocks"))
+    assert [(one.wrong, one.note) for one in compare(PROMPT, CPU, ["fake"])] == [(0, "")]
+
+
 def test_the_command_compares_and_times(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["parity", "3000", "4", "2", "4096", "--device", "cpu", "--dtype", "bfloat16", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
