@@ -116,7 +116,11 @@ def validate_select(input: Tensor, k: int, **options: Any) -> SelectRequest:
         ArgumentTypeError: an argument has a wrong Python type or dtype.
         ArgumentValueError: an argument is wrong otherwise, or the kernel asked for cannot serve the request.
     """
-    request = check_select(input, k, **options)
+    return with_kernel_checked(check_select(input, k, **options))
+
+
+def with_kernel_checked(request: SelectRequest) -> SelectRequest:
+    """Return a request whose other arguments were checked; raise if the kernel that it asks for cannot serve it."""
     _check_name(request.kernel)
     check_kernel(request)
     return request
@@ -182,7 +186,13 @@ def _has_other(family: Family, request: SelectRequest) -> bool:
 
 def run_select(request: SelectRequest) -> TopKResult:
     """Run one checked request on the current stream of its device; see `run_select_batch`."""
-    return run_select_batch([request], overlap_checked=True)[0]
+    family = _choose(request)[0]
+    if not family.capturable or _env.check_data():
+        return run_select_batch([request], overlap_checked=True)[0]
+    job = _job(request)
+    if request.input.shape[0]:
+        _run_batch(family, [job])
+    return job.result
 
 
 def run_select_batch(requests: Sequence[SelectRequest], *, overlap_checked: bool = False) -> list[TopKResult]:
@@ -236,12 +246,17 @@ def _run_jobs(jobs: Sequence[Job], families: Sequence[Family]) -> None:
             key = (family.name, job.request.plan_key) if len(jobs) > 1 else None
             plans.setdefault(key, (family, []))[1].append(job)
     for family, batch in plans.values():
-        try:
-            family.run(batch)
-        except KernelUnavailableError:
-            if not all(_has_other(family, job.request) for job in batch):
-                raise
-            _run_jobs(batch, [_choose(job.request)[0] for job in batch])
+        _run_batch(family, batch)
+
+
+def _run_batch(family: Family, batch: Sequence[Job]) -> None:
+    """Run jobs of one plan key by a family, or by others if it turns out to have no code."""
+    try:
+        family.run(batch)
+    except KernelUnavailableError:
+        if not all(_has_other(family, job.request) for job in batch):
+            raise
+        _run_jobs(batch, [_choose(job.request)[0] for job in batch])
 
 
 def _job(request: SelectRequest) -> Job:

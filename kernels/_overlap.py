@@ -121,6 +121,42 @@ def _items(requests: Sequence[SelectRequest] | Sequence[MergeRequest]) -> Iterat
                 seen.add(span)
 
 
+def _boxes_apart(requests: Sequence[SelectRequest] | Sequence[MergeRequest]) -> bool:
+    """Say whether the bounding box of no given output meets that of another tensor: then none of them overlap.
+
+    True of nearly every call, and several times as fast as the whole check.
+    """
+    outputs = [output for one in requests for output in (one.out_indices, one.out_values) if output is not None]
+    if not outputs:
+        return True
+    inputs = [getattr(one, name) for one in requests for name in _INPUTS[type(one)]]
+    boxes = [(*_box(output), True) for output in outputs]
+    boxes += [(*_box(tensor), False) for tensor in inputs if tensor is not None]
+    boxes.sort()
+    read = written = 0  # ends of the last boxes so far
+    for start, end, is_output in boxes:
+        if start == end:
+            continue
+        if start < written or (is_output and start < read):
+            return False
+        if is_output:
+            written = max(written, end)
+        else:
+            read = max(read, end)
+    return True
+
+
+def _box(tensor: Tensor) -> tuple[int, int]:
+    """Return the first byte of a matrix with last stride 1 or of a vector, and the one past its last; equal: none."""
+    start, shape = tensor.data_ptr(), tensor.shape
+    last = shape[-1]
+    if len(shape) > 1:
+        if not shape[0]:
+            return start, start
+        last = last and (shape[0] - 1) * tensor.stride(0) + last
+    return start, start + last * tensor.element_size()
+
+
 def check_batch_overlap(requests: Sequence[SelectRequest] | Sequence[MergeRequest]) -> None:
     """Check that no given output of a batch overlaps an input or another output of the batch.
 
@@ -133,7 +169,7 @@ def check_batch_overlap(requests: Sequence[SelectRequest] | Sequence[MergeReques
     Raises:
         ArgumentValueError: naming the output; its `selection` is that output's place in the batch.
     """
-    if all(request.out_indices is None and request.out_values is None for request in requests):
+    if _boxes_apart(requests):
         return
     read: list[_Item] = []
     written: list[_Item] = []

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from ._dispatch import run_select, validate_select
+from ._dispatch import run_select, with_kernel_checked
 from ._request import TopKResult
+from ._validate import check_whole
 
 
 def select_topk(
@@ -77,30 +78,30 @@ def select_topk(
         ArgumentValueError: an argument is wrong otherwise; nothing was launched.
         RuntimeError: in CUDA graph capture, if the family cannot be captured; the stream was not touched.
     """
-    request = validate_select(
-        input,
-        k,
-        lengths=lengths,
-        next_n=next_n,
-        max_length=max_length,
-        row_starts=row_starts,
-        group=group,
-        pooled=pooled,
-        pin_newest=pin_newest,
-        drop_neg_inf=drop_neg_inf,
-        expand=expand,
-        largest=largest,
-        order=order,
-        ties=ties,
-        values=values,
-        index_dtype=index_dtype,
-        row_offsets=row_offsets,
-        page_table=page_table,
-        page_size=page_size,
-        row_to_table=row_to_table,
-        table_starts=table_starts,
-        out_indices=out_indices,
-        out_values=out_values,
-        kernel=kernel,
-    )
-    return run_select(request)
+    # As a whole dictionary: to hand so many arguments on by name, twice, costs the host 6 us.
+    options = {
+        "k": k,
+        "lengths": lengths,
+        "next_n": next_n,
+        "max_length": max_length,
+        "row_starts": row_starts,
+        "group": group,
+        "pooled": pooled,
+        "pin_newest": pin_newest,
+        "drop_neg_inf": drop_neg_inf,
+        "expand": expand,
+        "largest": largest,
+        "order": order,
+        "ties": ties,
+        "values": values,
+        "index_dtype": index_dtype,
+        "row_offsets": row_offsets,
+        "page_table": page_table,
+        "page_size": page_size,
+        "row_to_table": row_to_table,
+        "table_starts": table_starts,
+        "out_indices": out_indices,
+        "out_values": out_values,
+        "kernel": kernel,
+    }
+    return run_select(with_kernel_checked(check_whole(input, options)))

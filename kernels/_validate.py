@@ -3,7 +3,7 @@
 Everything that can be known without reading device memory is checked here, before anything is allocated or launched.
 """
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -16,16 +16,21 @@ from ._request import MergeRequest, SelectRequest
 
 _GROUPS = (1, 2, 4, 8, 16, 32, 64, 128)
 _FLAGS = ("pooled", "pin_newest", "expand", "largest", "values")
-_OPTIONS = frozenset(field.name for field in fields(SelectRequest)) - {"input", "k"}
+_DEFAULTS = {field.name: field.default for field in fields(SelectRequest) if field.name not in ("input", "k")}
+_OPTIONS = _DEFAULTS.keys()
 
 
 def check_select(input: Tensor, k: int, **options: Any) -> SelectRequest:
     """Check all arguments of a selection but whether its kernel can serve it; see `validate_select`."""
-    unknown = options.keys() - _OPTIONS
-    if unknown:
-        name = min(unknown)
+    if not options.keys() <= _OPTIONS:
+        name = min(options.keys() - _OPTIONS)
         raise ArgumentTypeError(name, f"{name} is no option of select_topk; there are {', '.join(sorted(_OPTIONS))}")
-    request = _check_scalars(SelectRequest(input=input, k=k, **options))
+    return check_whole(input, {**_DEFAULTS, "k": k, **options})
+
+
+def check_whole(input: Tensor, options: dict[str, Any]) -> SelectRequest:
+    """Check a selection of which every option is given, `k` among them; changes the dictionary."""
+    request = SelectRequest(input=input, **_checked_scalars(options))
     _check_combinations(request)
     _check_tensors(request)
     _check_table(request)
@@ -33,34 +38,31 @@ def check_select(input: Tensor, k: int, **options: Any) -> SelectRequest:
     return request
 
 
-def _check_scalars(request: SelectRequest) -> SelectRequest:
-    """Check the options that are no tensors; return the request with them normalised."""
+def _checked_scalars(options: dict[str, Any]) -> dict[str, Any]:
+    """Check the options that are no tensors, and `k`; return all options, those normalised, in the same dictionary."""
     for name in _FLAGS:
-        _check.check_bool(name, getattr(request, name))
-    if request.drop_neg_inf is not None:
-        _check.check_bool("drop_neg_inf", request.drop_neg_inf)
-    _check.check_choice("order", request.order, _check.ORDERS)
-    _check.check_choice("ties", request.ties, _check.TIES)
-    dtype: object = request.index_dtype
+        _check.check_bool(name, options[name])
+    drop = options["drop_neg_inf"]
+    if drop is not None:
+        _check.check_bool("drop_neg_inf", drop)
+    _check.check_choice("order", options["order"], _check.ORDERS)
+    _check.check_choice("ties", options["ties"], _check.TIES)
+    dtype = options["index_dtype"]
     if not isinstance(dtype, torch.dtype) or dtype not in _check.INDEX_DTYPES:
         raise type_error("index_dtype", dtype, "torch.int32 or torch.int64")
-    group = _check.check_int("group", request.group, 1, 128)
+    group = options["group"] = _check.check_int("group", options["group"], 1, 128)
     if group not in _GROUPS:
         raise value_error("group", group, "one of 1, 2, 4, 8, 16, 32, 64, 128")
-    page_size = _check.check_int("page_size", request.page_size, 1, 1 << 30)
+    page_size = options["page_size"] = _check.check_int("page_size", options["page_size"], 1, 1 << 30)
     if page_size & (page_size - 1):
         raise value_error("page_size", page_size, "a power of two")
-    bound = request.max_length
-    drop = group > 1 and request.largest if request.drop_neg_inf is None else request.drop_neg_inf
-    return replace(
-        request,
-        k=_check.check_int("k", request.k, 1, _check.MAX_K),
-        next_n=_check.check_int("next_n", request.next_n, 1),
-        max_length=None if bound is None else _check.check_int("max_length", bound, 0, _check.MAX_WIDTH),
-        group=group,
-        page_size=page_size,
-        drop_neg_inf=drop,
-    )
+    options["k"] = _check.check_int("k", options["k"], 1, _check.MAX_K)
+    options["next_n"] = _check.check_int("next_n", options["next_n"], 1)
+    if options["max_length"] is not None:
+        options["max_length"] = _check.check_int("max_length", options["max_length"], 0, _check.MAX_WIDTH)
+    if drop is None:
+        options["drop_neg_inf"] = group > 1 and options["largest"]
+    return options
 
 
 def _conflict(request: SelectRequest, name: str, other: str, why: str) -> ArgumentValueError:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topkd.kernels import ArgumentValueError, check_batch_overlap, merge_topk, select_topk, validate_select
-from topkd.kernels._overlap import Span, overlap
+from topkd.kernels._overlap import Span, _box, overlap
 
 
 @st.composite
@@ -59,6 +59,17 @@ def test_spans_of_tensors() -> None:
     assert Span.of(memory[:8].expand(5, 8)) == Span(at, 1, 0, 16)
     assert Span.of(memory.as_strided((5, 8), (2, 1))) == Span(at, 1, 0, 32)
     assert Span.of(memory.as_strided((1, 8), (999, 1))) == Span(at, 1, 0, 16)
+
+
+@given(rows=st.integers(0, 5), width=st.integers(0, 5), stride=st.integers(0, 9), offset=st.integers(0, 9))
+def test_the_box_of_a_tensor_is_what_it_spans(rows: int, width: int, stride: int, offset: int) -> None:
+    for tensor in (
+        torch.zeros(64, dtype=torch.int16).as_strided((rows, width), (stride, 1), offset),
+        torch.zeros(64, dtype=torch.int64)[offset : offset + width],
+    ):
+        span = Span.of(tensor)
+        start, end = _box(tensor)
+        assert (start, end) == (span.start, span.end) if span else start == end
 
 
 def request(rows: int = 4, width: int = 16, k: int = 3, **options: Any) -> Any:
