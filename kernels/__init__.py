@@ -1,6 +1,7 @@
 """Exact top-k selection on CPU and CUDA tensors, in process.
 
-What lives here: the checks of the contract, the kernel families, the choice between them and `merge_topk`. It may
+What lives here: the checks of the contract, the kernel families, the choice between them, plans (calls that are made
+again and again) and `merge_topk`. It may
 import torch, and nothing else of topkd. No module but `_env` reads the environment.
 
 `__all__` is the public interface. For callers that check, queue and run apart (the server) there is more:
@@ -36,6 +37,7 @@ from ._merge import merge_topk
 from ._merge import run_merge as run_merge
 from ._merge import validate_merge as validate_merge
 from ._overlap import check_batch_overlap as check_batch_overlap
+from ._plan import SelectPlan, plan
 from ._precompile import Precompiled as Precompiled
 from ._precompile import precompile
 from ._precompile import stored as stored
@@ -48,9 +50,11 @@ from .commit import Commit as Commit
 __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
+    "SelectPlan",
     "TopKResult",
     "kernels",
     "merge_topk",
+    "plan",
     "precompile",
     "select_topk",
     "supports",

@@ -14,9 +14,11 @@ from topkd import kernels
 PUBLIC = [
     "ArgumentTypeError",
     "ArgumentValueError",
+    "SelectPlan",
     "TopKResult",
     "kernels",
     "merge_topk",
+    "plan",
     "precompile",
     "select_topk",
     "supports",
