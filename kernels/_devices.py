@@ -30,6 +30,23 @@ KNOWN = {
 }
 """Compute capabilities of the kinds that can be named where none is present."""
 
+SHARED_BYTES = {
+    (8, 0): 166_912,
+    (8, 7): 166_912,
+    (9, 0): 232_448,
+    (10, 0): 232_448,
+    (10, 3): 232_448,
+    (11, 0): 232_448,
+}
+"""Bytes of shared memory that a launch may ask for a CTA, by compute capability (CUDA C++ Programming Guide, technical
+specifications, 2025); of others `LEAST_SHARED_BYTES`."""
+LEAST_SHARED_BYTES = 101_376
+
+
+def shared_bytes(found: tuple[int, int]) -> int:
+    """Return how many bytes of shared memory a CTA has at most on a device of a compute capability."""
+    return SHARED_BYTES.get(found, LEAST_SHARED_BYTES)
+
 
 def kind_named(name: str) -> DeviceKind:
     """Return a kind by its name.

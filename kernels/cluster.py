@@ -15,6 +15,8 @@ import torch
 
 from ._cute_compile import Made, arch_of, capability, device_index, load_or_compile, processors, unmet_device
 from ._cute_launch import launch_arguments
+from ._devices import shared_bytes
+from ._errors import KernelUnavailableError
 from ._family import Job
 from ._request import SelectRequest
 from ._validate import check_select
@@ -141,7 +143,7 @@ class ClusterFamily:
         """Return the variant for a shape, and remember it.
 
         It is the largest cluster size that leaves an SM to each CTA and enough scores to each, and of which the device
-        holds all rows' clusters at once; of one CTA a row there may be any number.
+        holds all rows' clusters at once; of the smallest there may be any number, one after another.
         """
         index, rows, length, kind = key
         launcher = None
@@ -151,11 +153,19 @@ class ClusterFamily:
             if rows <= larger.resident:
                 launcher = larger
                 break
-        launcher = launcher or self._launcher(index, 1, kind)
+        launcher = launcher or self._smallest(index, kind)
         if len(self._choices) >= MOST_CHOICES:
             self._choices.clear()
         self._choices[key] = launcher.function
         return launcher.function
+
+    def _smallest(self, index: int, kind: _Kind) -> _Launcher:
+        """Return the variant of fewest CTAs that the device can launch; not all have the shared memory for one CTA."""
+        for size in reversed(SIZES):
+            launcher = self._launcher(index, size, kind)
+            if launcher.resident:
+                return launcher
+        raise KernelUnavailableError(f"kernel family 'cluster' has no variant that cuda:{index} can launch")
 
     def _launcher(self, index: int, size: int, kind: _Kind) -> _Launcher:
         """Return a variant on a device, compiling it if it is cold."""
@@ -171,7 +181,10 @@ class ClusterFamily:
             )
         with self._lock:
             made = self._code(arch_of(capability(index)), size, kind)
-            resident = resident_clusters(made.binary, made.launch) if size > 1 else processors(index) * CTAS_AN_SM
+            if made.launch["shared_bytes"] > shared_bytes(capability(index)):
+                resident = 0
+            else:
+                resident = resident_clusters(made.binary, made.launch) if size > 1 else processors(index) * CTAS_AN_SM
             return self._launchers.setdefault((index, size, kind), _Launcher(made.function, resident))
 
     def _code(self, arch: str, size: int, kind: _Kind) -> Made:
