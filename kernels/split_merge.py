@@ -18,8 +18,9 @@ from ._family import Job
 from ._request import SelectRequest
 from .radix_wide import RadixWideFamily
 
-MOST_ROWS = 64
-"""With more, a CTA a row keeps more than half of any device busy, and the merge would cost what a cut saves."""
+MOST_ROWS = 1024
+"""With more than 64 a CTA a row keeps half of any device busy, and the merge costs what a cut saves: so many are served
+for comparison, and where a table says that it is ahead."""
 GRAIN = 64
 """Elements that a part's length is a multiple of: whole 16-byte vectors."""
 
@@ -38,13 +39,18 @@ class SplitMergeFamily(RadixWideFamily):
     """Selections by several CTAs a row; see the module. Owns the variants that were compiled.
 
     Takes scratch memory for the candidates from torch's allocator and gives it back at once, so that the next call on
-    the stream may have it: what runs there runs after this. In a capture by `torch.cuda.graph` it is of the graph's own
-    pool, as outputs are that were not given.
+    the stream may have it: what runs there runs after this. In a capture by torch it is of the graph's own pool, as
+    outputs are that were not given. In a capture that torch knows nothing of, by the CUDA API itself, there is no such
+    pool: what such a graph needs at its replays is kept for as long as the process lives.
     """
 
     name = "split_merge"
     module: ClassVar[tuple[str, str]] = ("split_merge_kernel", "SplitMerge")
     warm_width: ClassVar[int] = 4 * GRAIN
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[torch.Tensor] = []
 
     def unmet_shape(self, request: SelectRequest) -> str | None:
         """Return the first condition of a request's shape that keeps the family from serving it, or None."""
@@ -63,8 +69,21 @@ class SplitMergeFamily(RadixWideFamily):
             parts, elements = cut(arguments[ROWS], request.element_bound, request.k, processors(index))
             candidates = arguments[ROWS] * parts * request.k
             scratch = torch.empty(candidates * (4 + request.input.element_size()), dtype=torch.uint8, device=index)
+            if torch.cuda.is_current_stream_capturing() and not _is_of_a_graph(scratch):
+                self._kept.append(scratch)
             at = scratch.data_ptr()  # indices, then values
             function(*arguments[:SCRATCH], at + 4 * candidates, at, *arguments[SCRATCH:], parts, elements, stream)
+
+
+def _is_of_a_graph(memory: torch.Tensor) -> bool:
+    """Say whether memory is of a pool that belongs to a graph, and not of the one that every allocation is from."""
+    if torch.cuda.get_allocator_backend() != "native":
+        return True  # by cudaMallocAsync it is a node of the graph
+    at = memory.data_ptr()
+    for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
+        if segment["address"] <= at < segment["address"] + segment["total_size"]:
+            return tuple(segment["segment_pool_id"]) != (0, 0)
+    return False
 
 
 @functools.lru_cache(maxsize=4096)

@@ -99,6 +99,40 @@ def test_graph_replays_with_other_data() -> None:
         assert torch.equal(indices, select_topk(scores, 300, kernel="torch", **options).indices)
 
 
+def test_a_capture_that_torch_knows_nothing_of() -> None:
+    """Its scratch memory is nobody else's at the replays, though torch has no pool for such a graph."""
+    driver: Any = pytest.importorskip("cuda.bindings.driver")
+
+    def done(result: tuple[Any, ...]) -> Any:
+        assert int(result[0]) == 0, result
+        return result[1] if len(result) > 1 else None
+
+    scores = torch.randn(8, 50_000, device="cuda")
+    indices = torch.empty(8, 300, device="cuda", dtype=torch.int32)
+    options: dict[str, Any] = {"order": "index", "ties": "lowest"}
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        select_topk(scores, 300, kernel="split_merge", out_indices=indices, **options)
+        stream.synchronize()
+        done(driver.cuStreamBeginCapture(stream.cuda_stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        select_topk(scores, 300, kernel="split_merge", out_indices=indices, **options)
+        graph = done(driver.cuStreamEndCapture(stream.cuda_stream))
+        ready = done(driver.cuGraphInstantiate(graph, 0))
+        others = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (1 << 10, 1 << 16, 1 << 18, 1 << 21)]
+        for _ in range(5):
+            scores.normal_()
+            done(driver.cuGraphLaunch(ready, stream.cuda_stream))
+            for other in others:
+                other.fill_(255)
+            assert torch.equal(indices, select_topk(scores, 300, kernel="torch", **options).indices)
+        taken = [torch.full((size,), 7, dtype=torch.uint8, device="cuda") for size in range(1 << 10, 1 << 18, 1 << 12)]
+        done(driver.cuGraphLaunch(ready, stream.cuda_stream))
+        stream.synchronize()
+        assert all(bool((one == 7).all()) for one in taken), "a replay wrote into memory that is another's"
+        done(driver.cuGraphExecDestroy(ready))
+        done(driver.cuGraphDestroy(graph))
+
+
 def test_a_cold_variant_refuses_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = torch.randn(2, 100, device="cuda")
     monkeypatch.setattr(_dispatch, "_FAMILIES", (SplitMergeFamily(), _dispatch._FAMILIES[-1]))

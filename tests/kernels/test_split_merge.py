@@ -40,7 +40,8 @@ def test_shapes_that_are_not_served() -> None:
     unmet_shape = SplitMergeFamily().unmet_shape
     scores = torch.zeros(3, 4000)
     assert unmet_shape(validate_select(scores, 2000)) is None
-    assert "has 65" in str(unmet_shape(validate_select(torch.zeros(65, 4000), 5)))
+    assert unmet_shape(validate_select(torch.zeros(65, 400), 5)) is None
+    assert "has 1025" in str(unmet_shape(validate_select(torch.zeros(1025, 400), 5)))
     assert "4002 elements" in str(unmet_shape(validate_select(scores, 2001)))
     assert "at most 500" in str(unmet_shape(validate_select(scores, 400, group=8)))
     assert "at most 700" in str(unmet_shape(validate_select(scores, 400, max_length=700)))
