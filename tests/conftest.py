@@ -72,6 +72,31 @@ def cached_memory_is_given_back(request: pytest.FixtureRequest) -> Iterator[None
         torch.cuda.empty_cache()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let every process of pytest-xdist begin with its share of the tests that take longest.
+
+    `--dist worksteal` gives each a run of neighbouring tests; a long one at the end of a run would be waited for.
+    """
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    if processes > 1:
+        items[:] = slow_ones_first(items, processes)
+
+
+def slow_ones_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Return tests in another order: of as many equal runs as there are processes, each begins with slow ones."""
+    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    others = [item for item in items if item.get_closest_marker("slow") is None]
+    ordered: list[pytest.Item] = []
+    for place in range(processes):
+        size = (len(items) - len(ordered)) // (processes - place)
+        first = slow[place::processes]
+        rest = max(0, size - len(first))
+        ordered += [*first, *others[:rest]]
+        del others[:rest]
+    return ordered + others
+
+
 @dataclass(frozen=True)
 class Server:
     """A server process that answers health checks; its output goes to `log`."""

@@ -311,6 +311,7 @@ def test_a_client_that_dies_behind_a_word_takes_its_worker_along(own: Running, c
         engine.kill()
 
 
+@pytest.mark.slow
 def test_the_steady_engine_finds_nothing_wrong(own: Running) -> None:
     engines = [Engine(own.socket_dir, "steady", "gpu_engine.py") for _ in range(2)]
     try:

@@ -20,7 +20,7 @@ from tests.e2e.servers import Running
 from topkd.v1 import selection_pb2
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.gpu, pytest.mark.exclusive, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 MIB = 1 << 20
 
 
@@ -221,6 +221,7 @@ def test_addresses_that_come_back(client: topkd.Client) -> None:
             time.sleep(0.05)
 
 
+@pytest.mark.exclusive
 def test_released_memory_is_the_devices_again(client: topkd.Client) -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -232,6 +233,7 @@ def test_released_memory_is_the_devices_again(client: topkd.Client) -> None:
     processes.wait_until(lambda: used_bytes() - before < 64 * MIB, 10, "1 GiB is free again")
 
 
+@pytest.mark.exclusive
 def test_a_killed_client_gives_its_device_memory_back(own: Running, client: topkd.Client) -> None:
     steady = Engine(own.socket_dir, "steady", "gpu_engine.py")
     victim = None

@@ -1,6 +1,6 @@
 """Small selections by one kernel family, compared with the `torch` family: a program for compute-sanitizer to watch.
 
-    compute-sanitizer --tool memcheck python -m tests.gpu.sanitized FAMILY
+    compute-sanitizer --tool memcheck python -m tests.gpu.sanitized FAMILY DTYPE...
 
 FAMILY may be `merge`: small merges by the kernel of `merge_topk`, compared with torch operations. Prints how many
 selections it compared; fails if there was none, or if one differs.
@@ -9,7 +9,7 @@ selections it compared; fails if there was none, or if one differs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from topkd.kernels import merge_topk, select_topk, supports, validate_merge
 from topkd.kernels._torch_merge import merge_by_torch
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SHAPES = ((2, 37, 5), (1, 4099, 64), (2, 20_000, 512), (1, 70_001, 100))
 FORMS: tuple[dict[str, Any], ...] = (
     {},
@@ -29,10 +28,10 @@ FORMS: tuple[dict[str, Any], ...] = (
 )
 
 
-def selections(family: str) -> Iterator[tuple[torch.Tensor, int, dict[str, Any]]]:
+def selections(family: str, dtypes: Sequence[torch.dtype]) -> Iterator[tuple[torch.Tensor, int, dict[str, Any]]]:
     """Yields what the family serves: rows that begin at unaligned addresses, with lengths of their own."""
     generator = torch.Generator("cuda").manual_seed(5)
-    for (rows, width, k), dtype, form in product(SHAPES, DTYPES, FORMS):
+    for (rows, width, k), dtype, form in product(SHAPES, dtypes, FORMS):
         scores = torch.randn(rows, width + 3, device="cuda", generator=generator).to(dtype)[:, 3:]
         lengths = torch.tensor([width - 11 * row for row in range(rows)], dtype=torch.int32, device="cuda")
         options = {"lengths": lengths, **form}
@@ -50,10 +49,10 @@ def same(one: torch.Tensor, other: torch.Tensor, scores: torch.Tensor, options: 
     return torch.equal(*(scores.float().gather(1, found.long().clamp(min=0)).sort(1).values for found in (one, other)))
 
 
-def merges() -> Iterator[bool]:
+def merges(dtypes: Sequence[torch.dtype]) -> Iterator[bool]:
     """Yields whether each of some merges is that of torch operations: rows within the list and past it, with gaps."""
     generator = torch.Generator("cuda").manual_seed(5)
-    kinds = product(((2, 37, 50), (2, 4_099, 300), (1, 20_000, 4_096)), DTYPES, (torch.int32, torch.int64))
+    kinds = product(((2, 37, 50), (2, 4_099, 300), (1, 20_000, 4_096)), dtypes, (torch.int32, torch.int64))
     for ((rows, count, k), dtype, index_dtype), order in product(kinds, ("index", "value")):
         values = (torch.randn(rows, count + 3, device="cuda", generator=generator) * 4).round().to(dtype)[:, 3:]
         indices = torch.randint(-1, 9 * count, (rows, count), device="cuda", generator=generator).to(index_dtype)
@@ -64,16 +63,16 @@ def merges() -> Iterator[bool]:
         yield torch.equal(got.indices, want[0]) and got.values is not None and torch.equal(got.values, want[1])
 
 
-def main(family: str) -> None:
-    """Runs them all."""
-    count = 0
+def main(family: str, *names: str) -> None:
+    """Runs them all on scores of some dtypes, such as "bfloat16"."""
+    count, dtypes = 0, [getattr(torch, name) for name in names]
     if family == "merge":
-        results = list(merges())
+        results = list(merges(dtypes))
         if not all(results):
             raise SystemExit(f"merge differs: {results}")
         print(f"merge: {len(results)} selections")
         return
-    for scores, k, options in selections(family):
+    for scores, k, options in selections(family, dtypes):
         got = select_topk(scores, k, kernel=family, **options).indices
         want = select_topk(scores, k, kernel="torch", **options).indices
         if not same(got, want, scores, options):
@@ -85,4 +84,4 @@ def main(family: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

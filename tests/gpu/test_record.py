@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.conftest import slow_ones_first
 from tests.gpu import record
 
 JUNIT = """<?xml version="1.0"?>
@@ -114,3 +116,27 @@ def test_counts_and_files_of_a_junit_file(tmp_path: Path) -> None:
         {"passed": 1, "failed": 1, "skipped": 1},
         {"tests/kernels/test_select.py"},
     )
+
+
+class Item:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_closest_marker(self, _: str) -> object:
+        return True if self.name.startswith("slow") else None
+
+
+@pytest.mark.parametrize(("slow", "others", "processes"), [(3, 40, 5), (24, 3901, 13), (7, 2, 3), (0, 9, 4), (2, 0, 4)])
+def test_every_process_begins_with_its_share_of_the_slow_tests(slow: int, others: int, processes: int) -> None:
+    items: Any = [Item(f"quick {place}") for place in range(others)] + [Item(f"slow {place}") for place in range(slow)]
+    ordered = slow_ones_first(items, processes)
+    assert sorted(map(id, ordered)) == sorted(map(id, items))
+    begins, waiting = 0, len(items)
+    if others < slow:
+        return
+    for place in range(processes):
+        size = waiting // (processes - place)  # what pytest-xdist gives a process
+        run = [item.name.startswith("slow") for item in ordered[begins : begins + size]]
+        assert run == sorted(run, reverse=True), "slow ones come first"
+        assert abs(sum(run) - slow / processes) < 1
+        begins, waiting = begins + size, waiting - size
