@@ -40,13 +40,17 @@ class Contender(NamedTuple):
         return self.name.partition("+")[2]
 
 
-def contenders(families: Sequence[str], peers: bool, forms: Sequence[str] = ("",)) -> Iterator[Contender]:
+PEERS = ("torch", "cudnn")
+"""Names of what is not topkd: torch.topk, and the cuDNN frontend's IndexerTopK where it is installed."""
+
+
+def contenders(families: Sequence[str], peers: Sequence[str], forms: Sequence[str] = ("",)) -> Iterator[Contender]:
     """Yield the implementations to measure.
 
     Args:
         families: names of kernel families and "auto"; "all" are both "auto" and all that can be captured in graphs;
             "none" are none.
-        peers: whether others than topkd are measured too.
+        peers: of `PEERS`, or "all", or "none".
         forms: output forms.
     """
     known = {family.name: family for family in _dispatch.families()}
@@ -64,10 +68,12 @@ def contenders(families: Sequence[str], peers: bool, forms: Sequence[str] = ("",
                 yield Contender(title, partial(_ours, name, FORMS[form]), capturable)
             elif name != "auto" and "dependent" in inspect.signature(known[name].run).parameters:
                 yield Contender(title, partial(_dependent, known[name]))
-    if peers:
+    if not set(peers) <= {*PEERS, "all", "none"}:
+        raise SystemExit(f"there are the peers {', '.join(PEERS)}, not {', '.join(peers)}")
+    if {"torch", "all"} & set(peers):
         yield Contender("torch", _torch)
-        if importlib.util.find_spec("cudnn") is not None:
-            yield Contender("cudnn", _cudnn)
+    if {"cudnn", "all"} & set(peers) and importlib.util.find_spec("cudnn") is not None:
+        yield Contender("cudnn", _cudnn)
 
 
 def _ours(kernel: str, options: dict[str, Any], inputs: Sequence[Tensor], k: int, indices: Tensor) -> Prepared | str:

@@ -210,6 +210,7 @@ def _kinds(rows: Sequence[Row]) -> Iterator[str]:
             mean = geometric_mean(ratio for ratio, _ in ratios)
             verdict = "met" if worst <= bound else "MISSED"
             yield f"{kind} / normal: {mean:.2f}, worst {worst:.2f} ({name(cell)}), bound {bound}: {verdict}"
+            yield from _over(ratios, bound)
 
 
 def _forms(rows: Sequence[Row]) -> Iterator[str]:
@@ -224,6 +225,16 @@ def _forms(rows: Sequence[Row]) -> Iterator[str]:
             bound = f", bound {bounds[form]}" if form in bounds else ""
             mean = geometric_mean(ratio for ratio, _ in ratios)
             yield f"{impl} / {family}: {mean:.2f}, worst {worst:.2f} ({name(cell)}){bound}"
+            if family == "auto":
+                yield from _over(ratios, bounds.get(form, math.inf))
+
+
+def _over(ratios: Iterable[tuple[float, Cell]], bound: float) -> Iterator[str]:
+    """The cells above a bound, the worst first, where there are more than the one that was named."""
+    above = sorted((one for one in ratios if one[0] > bound), reverse=True)[1:]
+    if above:
+        shown = ", ".join(f"{ratio:.2f} {cell.dtype} {cell.rows} x {cell.width:,}" for ratio, cell in above[:8])
+        yield f"  above the bound too: {shown}{f' and {len(above) - 8} more' if len(above) > 8 else ''}"
 
 
 def _types(rows: Sequence[Row]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.bench import kernel_host as host
 from tests.bench import kernel_records as records
 from tests.bench import kernel_seed as seed
 from tests.bench import kernel_table
@@ -87,7 +89,7 @@ def test_cold_inputs_reach_past_the_cache() -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 def test_every_kind_of_rows_is_selected_from_exactly(kind: str, dtype: str) -> None:
     cell = CELL._replace(data=kind, dtype=dtype)
-    rows, said = run(cell, list(contenders(["torch"], False, ("", "index", "value", "group8"))), FakeTimer())
+    rows, said = run(cell, list(contenders(["torch"], ["none"], ("", "index", "value", "group8"))), FakeTimer())
     assert [(row.impl, row.exact) for row in rows] == [
         (f"torch_family{form}", True) for form in ("", "+index", "+value", "+group8")
     ]
@@ -162,7 +164,7 @@ def test_what_cannot_be_measured_is_said_once_and_failures_do_not_end_the_rest()
 
     said: list[str] = []
     made = bench.Bench(bench.Inputs([CELL], "cpu"), (FakeTimer(), FakeTimer()), time.monotonic() + 60, said.append)
-    many = [Contender("unable", unable), Contender("broken", broken), *contenders(["torch"], False)]
+    many = [Contender("unable", unable), Contender("broken", broken), *contenders(["torch"], ["none"])]
     rows = list(made.run([(CELL, many), (CELL, many)]))
     assert [row.impl for row in rows] == ["torch_family", "torch_family"]
     assert [line.split()[0:2] for line in said].count(["not", "measured:"]) == 1
@@ -177,7 +179,7 @@ def test_after_a_cuda_error_nothing_else_is_tried() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     made = bench.Bench(bench.Inputs([CELL], "cpu"), (FakeTimer(), FakeTimer()), time.monotonic() + 60, print)
-    many = [Contender("fault", fault), *contenders(["torch"], False)]
+    many = [Contender("fault", fault), *contenders(["torch"], ["none"])]
     assert list(made.run([(CELL, many)] * 2)) == []
     assert made.lost
     assert made.left_out == 3
@@ -186,9 +188,9 @@ def test_after_a_cuda_error_nothing_else_is_tried() -> None:
 def test_the_budget_is_kept() -> None:
     timer = FakeTimer()
     made = bench.Bench(bench.Inputs([CELL], "cpu"), (timer, timer), time.monotonic() - 1, print)
-    assert list(made.run([(CELL, list(contenders(["torch"], False)))] * 5)) == []
+    assert list(made.run([(CELL, list(contenders(["torch"], ["none"])))] * 5)) == []
     assert made.left_out == 5
-    run(CELL, list(contenders(["torch"], False)), timer, seconds=0.1)
+    run(CELL, list(contenders(["torch"], ["none"])), timer, seconds=0.1)
     assert timer.seen[-1][2] <= 0.1 / 2
 
 
@@ -196,7 +198,7 @@ def test_large_cells_get_more_of_the_budget_and_warm_times_can_be_left_out() -> 
     timer = FakeTimer()
     large = CELL._replace(rows=64, width=1 << 20)
     made = bench.Bench(bench.Inputs([CELL, large], "cpu"), (timer, timer), time.monotonic() + 20, print, warm=False)
-    many = list(contenders(["torch"], False))
+    many = list(contenders(["torch"], ["none"]))
     small_row, large_row = made.run([(CELL, many), (large, [Contender("idle", lazy)])])
     assert math.isnan(small_row.warm)
     assert large_row.cold == timer.us
@@ -204,15 +206,17 @@ def test_large_cells_get_more_of_the_budget_and_warm_times_can_be_left_out() -> 
 
 
 def test_a_family_that_registers_itself_is_measured() -> None:
-    names = [one.name for one in contenders(["all"], True)]
+    names = [one.name for one in contenders(["all"], ["all"])]
     assert names[0] == "auto"
     assert {"cluster", "radix_wide"} <= set(names)
     assert "torch" in names, "torch.topk"
-    assert [one.name for one in contenders(["cluster", "radix_wide"], False, ("pdl",))] == ["cluster+pdl"]
-    assert [one.name for one in contenders(["none"], True)][:1] == ["torch"]
-    assert [one.form for one in contenders(["torch"], False, tuple(FORMS))] == ["", "index", "value", "group8"]
+    assert [one.name for one in contenders(["cluster", "radix_wide"], ["none"], ("pdl",))] == ["cluster+pdl"]
+    assert [one.name for one in contenders(["none"], ["torch"])][:1] == ["torch"]
+    assert [one.form for one in contenders(["torch"], ["none"], tuple(FORMS))] == ["", "index", "value", "group8"]
+    with pytest.raises(SystemExit, match="cudnn"):
+        list(contenders([], ["tensorflow"]))
     with pytest.raises(SystemExit, match="radix_wide"):
-        list(contenders(["fastest"], False))
+        list(contenders(["fastest"], ["none"]))
 
 
 def test_the_command_line_plans_the_work() -> None:
@@ -247,8 +251,14 @@ def test_a_record_can_be_added_to() -> None:
     assert records.together([], rows) == rows
 
 
-def test_what_a_choice_costs_is_said() -> None:
-    assert bench.host_cost("cpu").startswith("host: a choice ")
+def test_what_calls_and_choices_cost_the_host_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "ROUNDS", 2)
+    monkeypatch.setattr(host, "CALLS", 2)
+    calls, choices = host.costs("cpu")
+    assert re.fullmatch(
+        r"host, us a call of .* by torch: select_topk [\d.]+, a checked request [\d.]+, a plan [\d.]+", calls
+    )
+    assert choices.startswith("host: a choice ")
 
 
 def test_the_committed_envelope_is_the_best_of_each_cell() -> None:
