@@ -6,6 +6,7 @@
 #   PYTEST_ARGS  more arguments for pytest
 #   GPU_WORKERS  processes that share the GPU tests (needs pytest-xdist; default: one after another)
 #   JOBS         processes that compile kernels (default: one a core)
+#   SERVICE_ARGS arguments of the service bench (default: everything, about nine minutes on a GPU; --short for a look)
 #   BENCH_ARGS   arguments of the kernel bench (default: all families, kinds of rows and output forms, 300 s)
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -108,7 +109,7 @@ resources: build/kernels.json ## Renew that report, tests/kernels/resources.csv
 	@$(PY) tests/kernels/resources.py write $<
 
 ##@ On a GPU machine
-.PHONY: gpu-test gpu-record-check bench bench-kernels bench-table
+.PHONY: gpu-test gpu-record-check bench bench-kernels bench-service bench-table
 gpu-test: $(READY) ## Run the tests marked gpu and write tests/gpu/record.json
 	$(check-folder)
 	$(PY) tests/gpu/record.py run --tests build/check $(if $(GPU_WORKERS),--workers $(GPU_WORKERS)) $(PYTEST_ARGS)
@@ -123,6 +124,10 @@ bench: $(READY) ## Run the tests marked bench, and print what they measured
 bench-kernels: $(READY) ## Time the kernels, exactness first: tests/bench/results/<device>/kernels.csv and .txt
 	$(check-folder)
 	$(BENCH) $(BENCH_ARGS)
+
+bench-service: $(READY) ## Time remote calls and lanes beside local ones, MPS and not: tests/bench/results/<device>/service.json
+	$(check-folder)
+	cd build/check && $(PY) -m tests.bench.service --results $(CURDIR)/tests/bench/results $(if $(shell command -v nvidia-smi),,--device cpu) $(SERVICE_ARGS)
 
 bench-table: $(READY) ## Renew the chooser's table, kernels/measured.csv, and the record: about three minutes on an H200
 	$(check-folder)

@@ -1,0 +1,121 @@
+"""What remote selections cost beside local ones and beside bare gRPC, with and without MPS.
+
+Starts a server for each mode, and a client in another process: lanes beside the same kernel in the client's process
+(eager, in graphs of 64 calls, from the host), calls on streams, unary calls and batches beside bare gRPC, the rate that
+a lane keeps up, and eight clients that check every bit of what they get. docs/bench.md says how each figure is taken.
+
+    python -m tests.bench.service [--device cuda] [--short] [--calls N] [--soak S] [--kills S] [--rate S] [--modes ...]
+
+Prints a table and a plot, and writes `service.json` into `results/<device>/` beside this file or under `--results`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tests.bench import service_report
+from tests.bench.mps import with_mps, without_mps
+from tests.bench.service_mode import SHORT, Work, command
+
+RESULTS = Path(__file__).with_name("results")
+_GRACE_S = 30
+
+
+def run_mode(device: str, work: Work, environment: dict[str, str] | None) -> dict[str, Any]:
+    """Measures in a process with an environment (None: this one's)."""
+    done = subprocess.run(
+        command(device, work),
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=work.limit_seconds + _GRACE_S,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(device: str, work: Work, modes: list[str]) -> dict[str, dict[str, Any]]:
+    """Returns the figures by mode; a mode that there cannot be here is left out, and said."""
+    if device == "cpu":
+        return {"cpu": run_mode(device, work, None)}
+    found: dict[str, dict[str, Any]] = {}
+    if "mps" in modes:
+        with with_mps() as environment:
+            if environment is None:
+                print("no MPS here: its figures are left out", file=sys.stderr)
+            else:
+                found["mps"] = run_mode(device, replace(work, kill_seconds=0.0), environment)
+    if service_report.NO_MPS in modes:
+        found[service_report.NO_MPS] = run_mode(device, work, without_mps())
+    return found
+
+
+def folder_of(device: str, name: str) -> str:
+    """Returns the name of a device's folder of results."""
+    if device == "cpu":
+        return "cpu"
+    from topkd.kernels._devices import kind_name
+
+    kind: str = kind_name(name)
+    return kind
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description="What remote selections cost.")
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--short", action="store_true", help="a few seconds: to see that everything runs")
+    parser.add_argument("--calls", type=int, help="of each kind")
+    parser.add_argument("--rate", type=float, help="seconds at 20,000 calls a second")
+    parser.add_argument("--soak", type=float, help="seconds of eight clients")
+    parser.add_argument("--kills", type=float, help="seconds of eight clients of which one is killed each second")
+    parser.add_argument("--modes", default="mps,no_mps", help="with commas")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    return parser.parse_args(arguments)
+
+
+def work_of(options: argparse.Namespace) -> Work:
+    """Returns how much to measure."""
+    work = SHORT if options.short else Work()
+    given = {
+        "calls": options.calls,
+        "rate_seconds": options.rate,
+        "soak_seconds": options.soak,
+        "kill_seconds": options.kills,
+    }
+    return replace(work, **{name: value for name, value in given.items() if value is not None})
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures, prints, writes."""
+    options = parse(arguments)
+    found = measure(options.device, work_of(options), options.modes.split(","))
+    if not found:
+        sys.exit("nothing was measured")
+    name = next(iter(found.values()))["device"]
+    versions = ", ".join(f"{package} {metadata.version(package)}" for package in ("torch", "grpcio"))
+    about = {
+        "device": name,
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "versions": f"{versions}, Python {sys.version.split()[0]}",
+    }
+    print(f"{about['device']}, {about['versions']}, {about['date']}")
+    for line in (*service_report.table(found), *service_report.plot(found)):
+        print(line)
+    path = options.results / folder_of(options.device, name) / "service.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(service_report.record(found, about), indent=2) + "\n")
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()
