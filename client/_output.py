@@ -40,6 +40,12 @@ class Output:
     values: Any
     given_values: View | None
 
+    def is_there(self, entry: Any) -> bool:
+        """Says whether the server has written an entry's results where the caller wants them."""
+        if self.indices is None or self.given_indices is not None or self.given_values is not None:
+            return False
+        return self.values is not None or not entry.HasField("values")
+
     def result(self, entry: Any, queue_time: float) -> SelectResult:
         """Reads an entry of the reply."""
         indices = self._deliver(self.indices, self.given_indices, entry, "indices")

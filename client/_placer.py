@@ -59,15 +59,13 @@ class Prepared:
     def results(self, reply: Any) -> list[SelectResult]:
         """Reads the reply, copies staged outputs back, in the call's stream."""
         queued = reply.queue_time_ns * 1e-9
-        if self.stream is not None:
-            import torch
+        entries = list(zip(self.outputs, reply.results, strict=True))
+        if self.stream is None or all(output.is_there(entry) for output, entry in entries):
+            return [output.result(entry, queued) for output, entry in entries]
+        import torch
 
-            with torch.cuda.stream(self.stream):
-                return self._read(reply, queued)
-        return self._read(reply, queued)
-
-    def _read(self, reply: Any, queued: float) -> list[SelectResult]:
-        return [output.result(entry, queued) for output, entry in zip(self.outputs, reply.results, strict=True)]
+        with torch.cuda.stream(self.stream):
+            return [output.result(entry, queued) for output, entry in entries]
 
 
 def tensor_key(value: Any) -> tuple[Any, ...]:
@@ -285,10 +283,13 @@ def _current_stream(tensor: Any) -> Any:
     """
     import torch
 
-    with torch.cuda.device(tensor.device):
-        if torch.cuda.is_current_stream_capturing():
-            raise CaptureError(
-                "a remote call during CUDA graph capture: it cannot be captured, and nothing was sent. Call it before "
-                "or after the capture, or capture topkd.kernels.select_topk"
-            )
-        return torch.cuda.current_stream(tensor.device)
+    device = tensor.device
+    if device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return _current_stream(tensor)
+    if torch.cuda.is_current_stream_capturing():
+        raise CaptureError(
+            "a remote call during CUDA graph capture: it cannot be captured, and nothing was sent. Call it before "
+            "or after the capture, or capture topkd.kernels.select_topk"
+        )
+    return torch.cuda.current_stream(device)

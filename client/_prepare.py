@@ -47,9 +47,9 @@ def prepare_selections(
         ArgumentError: An argument that cannot be sent.
         CaptureError: The current stream is capturing.
     """
-    key = _key(selections[0]) if len(selections) == 1 else None
+    key = _request_key(session, selections)
     if key is not None and (known := session.index.requests.get(key)) is not None:
-        return _again(session, known, selections[0])
+        return _again(session, known, selections)
     request = selection_pb2.SelectTopKRequest()
     placer = Placer(session, arena, may_grow, Prepared(request))
     for place, selection in enumerate(selections):
@@ -62,7 +62,7 @@ def prepare_selections(
             _place_plan(placer, selection, item)
     prepared = _finish(placer)
     staged = placer.staged_outputs or prepared.held
-    if key is not None and not staged and _in_regions(request.items[0].selection):
+    if key is not None and not staged and all(_in_regions(item) for item in request.items):
         placer.index.keep_request(key, request)
     return prepared
 
@@ -70,9 +70,20 @@ def prepare_selections(
 _tensors = operator.attrgetter(*_codec.SELECTION_TENSORS, "out_indices", "out_values")
 
 
-def _key(selection: Selection | PlanState) -> Any:
-    """Returns everything that a selection's request is made from; None if its outputs are not given, or cannot be."""
-    if not isinstance(selection, Selection) or selection.out_indices is None:
+def _request_key(session: Session, selections: Sequence[Selection | PlanState]) -> Any:
+    """Returns everything that a request is made from; None if that is not known of one of its entries."""
+    keys = []
+    for selection in selections:
+        key = _key(selection) if isinstance(selection, Selection) else selection.id_in(session)
+        if key is None:
+            return None
+        keys.append(key)
+    return tuple(keys)
+
+
+def _key(selection: Selection) -> Any:
+    """Returns everything that a selection's message is made from; None if its outputs are not given, or cannot be."""
+    if selection.out_indices is None:
         return None
     if (selection.out_values is None) == selection.values:
         return None
@@ -88,19 +99,29 @@ def _key(selection: Selection | PlanState) -> Any:
     return key
 
 
-def _in_regions(message: selection_pb2.Selection) -> bool:
-    """Says whether the server reads and writes the caller's own memory only."""
+def _in_regions(item: selection_pb2.BatchItem) -> bool:
+    """Says whether the server reads and writes memory only that stays where it is."""
+    if item.HasField("plan"):
+        return True
+    message = item.selection
     fields = [field.name for field, _ in message.ListFields() if field.message_type is not None]
     return "out_indices" in fields and all(getattr(message, name).HasField("region") for name in fields)
 
 
-def _again(session: Session, request: selection_pb2.SelectTopKRequest, selection: Any) -> Prepared:
+def _again(
+    session: Session, request: selection_pb2.SelectTopKRequest, selections: Sequence[Selection | PlanState]
+) -> Prepared:
     """Returns a request that was prepared before, for the same memory."""
     prepared = Prepared(request)
-    prepared.note_device(session, selection.input)
-    device = selection.input.device if getattr(selection.input, "is_cuda", False) else None
-    library = library_of(selection.input)[0]
-    prepared.outputs.append(Output(library, device, selection.out_indices, None, selection.out_values, None))
+    for selection in selections:
+        if not isinstance(selection, Selection):
+            prepared.note_device(session, selection.selection.input)
+            prepared.outputs.append(selection.output)
+            continue
+        prepared.note_device(session, selection.input)
+        device = selection.input.device if getattr(selection.input, "is_cuda", False) else None
+        library = library_of(selection.input)[0]
+        prepared.outputs.append(Output(library, device, selection.out_indices, None, selection.out_values, None))
     return prepared
 
 

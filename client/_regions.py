@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Record", "RegionIndex"]
 
 _CACHED = 4096
-"""Encoded tensors, and requests, that an index keeps before it starts anew."""
+"""Encoded tensors, and entries of requests, that an index keeps before it starts anew."""
 
 
 class Record:
@@ -46,10 +46,10 @@ class RegionIndex:
     Attributes:
         ids: Region id of each record.
         cache: Encoded tensors by (address, shape, strides, dtype) as numpy or torch give them.
-        requests: Requests of single selections that name regions only, by everything that they are made from.
+        requests: Requests that name regions and plans only, by everything that they are made from.
     """
 
-    __slots__ = ("_entries", "_starts", "cache", "ids", "requests")
+    __slots__ = ("_entries", "_kept", "_starts", "cache", "ids", "requests")
 
     def __init__(self, ids: dict[Record, int]) -> None:
         self.ids = ids
@@ -57,6 +57,7 @@ class RegionIndex:
         self._starts = [start for start, _, _ in self._entries]
         self.cache: dict[Any, tensor_pb2.Tensor] = {}
         self.requests: dict[Any, selection_pb2.SelectTopKRequest] = {}
+        self._kept = 0
 
     def with_record(self, record: Record, region_id: int) -> RegionIndex:
         """Returns an index that knows one record more."""
@@ -91,7 +92,9 @@ class RegionIndex:
         return tensor
 
     def keep_request(self, key: Any, request: selection_pb2.SelectTopKRequest) -> None:
-        """Keeps the request of one selection; it is not changed any more."""
-        if len(self.requests) >= _CACHED:
+        """Keeps a request; it is not changed any more."""
+        if self._kept >= _CACHED:
             self.requests.clear()
+            self._kept = 0
         self.requests[key] = request
+        self._kept += len(request.items)

@@ -276,7 +276,9 @@ class SelectStream:
 
     def run(self, plan: Plan, *, timeout: float | None = None, wait: Wait = "stream") -> SelectResult:
         """Runs a plan. See `Plan.run`."""
-        return self.select_topk_batch([plan], timeout=timeout, wait=wait)[0]
+        entries = batch_entries(self._core, (plan,))
+        result: SelectResult = _flows.drive(self._flow(entries, timeout, wait))[0]
+        return result
 
     def submit(
         self, selections: Iterable[Selection | Plan], *, timeout: float | None = None, wait: Wait = "stream"

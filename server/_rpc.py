@@ -188,27 +188,12 @@ class SelectionService:
         raise CallCancelledError("cancelled before the request ran; it was not run")
 
     def select(self, session: Session, message: bytes, context: Context) -> bytes:
-        """SelectTopK."""
+        """SelectTopK, and a request of SelectTopKStream."""
         if message not in session.batches:
             request = _parse(selection_pb2.SelectTopKRequest, message)
             if request.HasField("ordering"):
                 return self._select_ordered(session, request, context).SerializeToString()
-        reply: bytes = self._run(
-            session, message, context, self._prepare_select, selection_pb2.SelectTopKResponse
-        ).SerializeToString()
-        return reply
-
-    def answer(
-        self, session: Session, request: selection_pb2.SelectTopKRequest, context: Context
-    ) -> selection_pb2.SelectTopKResponse:
-        """Answers a request that was parsed already, on a stream."""
-        if request.HasField("ordering"):
-            return self._select_ordered(session, request, context)
-        message = request.SerializeToString()
-        reply: selection_pb2.SelectTopKResponse = self._run(
-            session, message, context, self._prepare_select, selection_pb2.SelectTopKResponse
-        )
-        return reply
+        return self._run(session, message, context, self._prepare_select, selection_pb2.SelectTopKResponse)
 
     def _select_ordered(
         self, session: Session, request: selection_pb2.SelectTopKRequest, context: Context
@@ -247,14 +232,11 @@ class SelectionService:
 
     def merge(self, session: Session, message: bytes, context: Context) -> bytes:
         """MergeTopK."""
-        reply: bytes = self._run(
-            session, message, context, self._prepare_merge, selection_pb2.MergeTopKResponse
-        ).SerializeToString()
-        return reply
+        return self._run(session, message, context, self._prepare_merge, selection_pb2.MergeTopKResponse)
 
     def _run(
         self, session: Session, message: bytes, context: Context, prepare: Callable[[Session, bytes], Batch], reply: Any
-    ) -> Any:
+    ) -> bytes:
         arrived = time.perf_counter_ns()
         self._enter(session, context)
         try:
@@ -264,7 +246,8 @@ class SelectionService:
         finally:
             self.queue.leave(session.account)
         self._recorder.batch(queued, batch, times, waited)
-        return reply(results=results, queue_time_ns=queued)
+        written: bytes = reply(results=results, queue_time_ns=queued).SerializeToString()
+        return written
 
     def _prepare_select(
         self, session: Session, message: bytes, request: selection_pb2.SelectTopKRequest | None = None

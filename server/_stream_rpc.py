@@ -15,6 +15,7 @@ from topkd.v1 import selection_pb2
 
 from ._record import Recorder
 from ._state import Session
+from ._wire import join_response, split_request
 from .config import ServerLimits
 from .errors import FieldError, QueueFullError, to_call_error
 from .metrics import ServerMetrics
@@ -77,9 +78,7 @@ class _Service(Protocol):
 
     def refuse_if_draining(self) -> None: ...
 
-    def answer(
-        self, session: Session, request: selection_pb2.SelectTopKRequest, context: Any
-    ) -> selection_pb2.SelectTopKResponse: ...
+    def select(self, session: Session, message: bytes, context: Any) -> bytes: ...
 
     def note_failure(self, method: str, error: Exception, context: Any, session: Session) -> str: ...
 
@@ -118,21 +117,21 @@ class Streams:
 
     def _answer(self, session: Session, message: bytes, watch: _Watch, metadata: Any) -> bytes:
         started = time.perf_counter_ns()
-        answer = selection_pb2.SelectTopKStreamResponse()
-        call = StreamedCall(watch, 0, metadata)
+        call_id = 0
+        call: StreamedCall | None = None
         try:
             try:
-                request = selection_pb2.SelectTopKStreamRequest.FromString(message)
+                call_id, request, timeout_ms = split_request(message)
             except DecodeError:
                 raise FieldError("the message is no SelectTopKStreamRequest", field="SelectTopKStreamRequest") from None
-            answer.call_id = request.call_id
-            call = StreamedCall(watch, request.timeout_ms, metadata)
+            call = StreamedCall(watch, timeout_ms, metadata)
             self._service.refuse_if_draining()
-            answer.response.CopyFrom(self._service.answer(session, request.request, call))
+            response = self._service.select(session, request, call)
         except Exception as error:  # noqa: BLE001  # every one is answered
-            identity = self._service.note_failure(METHOD, error, call, session)
-            answer.error.CopyFrom(to_call_error(error, identity))
+            identity = self._service.note_failure(METHOD, error, call or StreamedCall(watch, 0, metadata), session)
+            answer = selection_pb2.SelectTopKStreamResponse(call_id=call_id, error=to_call_error(error, identity))
             self._seconds.observe((time.perf_counter_ns() - started) * _NS)
-        else:
-            self._note(self._seconds, self._succeeded, time.perf_counter_ns() - started)
-        return answer.SerializeToString()
+            failed: bytes = answer.SerializeToString()
+            return failed
+        self._note(self._seconds, self._succeeded, time.perf_counter_ns() - started)
+        return join_response(call_id, response)
