@@ -131,11 +131,13 @@ bench-service: $(READY) ## Time remote calls and lanes beside local ones, MPS an
 
 bench-table: $(READY) ## Renew the chooser's table, kernels/measured.csv, and the record: about three minutes on an H200
 	$(check-folder)
-	$(BENCH) --grid table --families all --kinds --forms --seconds 70
+	$(BENCH) --grid table --families all --forms --peers none --no-warm --seconds 50
 	$(BENCH) --seed-table --families all --seconds 12
 	cd build/check && $(PY) -m tests.bench.kernel_table --results $(CURDIR)/tests/bench/results
 	cp "$$(cd build/check && $(PY) -c 'from tests.bench.kernel_table import INSTALLED; print(INSTALLED)')" kernels/measured.csv
-	$(BENCH) --append --kinds --forms --seconds 30
+	$(BENCH) --append --families all --peers torch --seconds 50
+	$(BENCH) --append --grid named --families none --peers cudnn --seconds 20
+	$(BENCH) --append --grid small --dtypes bf16,f16,f32 --peers none --kinds --forms --seconds 20
 	$(BENCH) --seed-table --families all --seconds 12
 
 ##@ Deployment

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.bench import kernel_host as host
+from tests.bench import kernel_readme, kernel_table
 from tests.bench import kernel_records as records
 from tests.bench import kernel_seed as seed
-from tests.bench import kernel_table
 from tests.bench import kernels as bench
 from tests.bench.kernel_cells import FORMS, GRIDS, KINDS, LARGEST_BYTES, NAMED, Cell, Grid, cells
 from tests.bench.kernel_peers import Contender, Prepared, contenders
@@ -312,6 +312,22 @@ def test_the_summary_needs_no_reference_and_names_what_is_inexact() -> None:
     text = "\n".join(records.summary(rows, []))
     assert "INEXACT auto bf16 normal 4 x 4,096 k=512" in text
     assert "envelope" not in text
+
+
+def test_the_readmes_table_is_made_from_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = [cell for cell in cells("issue", ["bf16", "f32"]) if cell.rows in kernel_readme.ROWS]
+    rows = [Row("auto", cell, 3, 4.04, True) for cell in shapes] + [Row("cluster", cell, 1, 1, True) for cell in shapes]
+    reference = [Row("best", cell, 5, 5.05, True) for cell in shapes] + [
+        Row("bad", cell, 1, 1, False) for cell in shapes
+    ]
+    for name, made in (("kernels", rows), ("envelope", reference)):
+        with records.Writer(tmp_path / f"{name}.csv") as writer:
+            writer.write_all(made)
+    kernel_readme.main([str(tmp_path / "kernels.csv"), "--reference", str(tmp_path / "envelope.csv")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| bf16, 512 | 1 |" + " **4.0** 5.0 |" * 5
+    assert lines[17].startswith("| f32, 2,048 | 256 | **4.0**")
+    assert lines[-2:] == [f"{d}: 0.800 of the best public kernel over 56 cells, 0 above 1.25" for d in ("bf16", "f32")]
 
 
 # ----------------------------------------------------------------------------------------------------- the seed's table
