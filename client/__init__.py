@@ -6,7 +6,8 @@
         scores = client.empty((rows, width), "float32")
         result = client.select_topk(scores, 2048, lengths=lengths)
 
-What lives here: `errors`, and modules `_x` whose public names this one re-exports. May import
+What lives here: `errors`, modules `_x` whose public names this one re-exports, and `torch_ops`, operators for
+`torch.compile`, which alone imports torch when it is imported. May import
 `topkd.v1`, and lazily `topkd.kernels` (computing locally), torch (tensors that the caller brought) and cuda-bindings
 (device memory). Importing the package loads none of them, and grpc only once a client is used.
 """

@@ -131,6 +131,10 @@ class Lane:
         if error is not None:
             raise error
 
+    def check_plan(self, plan: Plan) -> None:
+        """Raises ArgumentValueError unless the plan is one of the lane's."""
+        self._index(plan)
+
     def _index(self, plan: Plan | None) -> int:
         if plan is None:
             return 0

@@ -10,6 +10,8 @@ import torch, and nothing else of topkd. No module but `_env` reads the environm
 and why, `explain` says it of a shape, `only_enqueues` whether it does no more than enqueue, `warm_select` makes its
 kernel ready, `compiles` counts the kernels that became so, `failures` says which families have no code;
 `validate_merge` and `run_merge` make and run a `MergeRequest`; `Commit` copies results that may be given up until then.
+`Operators` defines operators for torch, with `SELECT_OPTIONS` in their schemas and `fake_select` and `outputs` for what
+they return.
 
 Example:
     >>> import torch
@@ -36,6 +38,10 @@ from ._explain import explain as explain
 from ._merge import merge_topk
 from ._merge import run_merge as run_merge
 from ._merge import validate_merge as validate_merge
+from ._ops import SELECT_OPTIONS as SELECT_OPTIONS
+from ._ops import Operators as Operators
+from ._ops import fake_select as fake_select
+from ._ops import outputs as outputs
 from ._overlap import check_batch_overlap as check_batch_overlap
 from ._plan import SelectPlan, plan
 from ._precompile import Precompiled as Precompiled

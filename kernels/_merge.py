@@ -12,6 +12,7 @@ from ._dispatch import refuse_capture
 from ._errors import KernelUnavailableError
 from ._request import MergeRequest, TopKResult
 from ._torch_merge import merge_by_torch
+from ._torch_modes import by_operator, determined
 from ._validate import check_merge
 from .merge import MergeKernel
 
@@ -105,14 +106,14 @@ def merge_topk(
         RuntimeError: in CUDA graph capture, if `k` is over 4,096, if the kernel is missing, or if it is cold (one call
             before the capture warms it); the stream was not touched.
     """
-    request = validate_merge(
-        values,
-        indices,
-        k,
-        largest=largest,
-        order=order,
-        ties=ties,
-        out_indices=out_indices,
-        out_values=out_values,
-    )
-    return run_merge(request)
+    if torch.are_deterministic_algorithms_enabled():
+        order, ties = determined(order, ties)
+    if by_operator(values):
+        if out_indices is None and out_values is None:
+            return TopKResult(*torch.ops.topkd.merge_topk(values, indices, k, largest, order, ties))
+        out_indices = indices.new_empty((indices.shape[0], k)) if out_indices is None else out_indices
+        out_values = values.new_empty((values.shape[0], k)) if out_values is None else out_values
+        torch.ops.topkd.merge_topk_out(values, indices, k, out_indices, out_values, largest, order, ties)
+        return TopKResult(out_indices, out_values)
+    options = {"largest": largest, "order": order, "ties": ties}
+    return run_merge(validate_merge(values, indices, k, out_indices=out_indices, out_values=out_values, **options))

@@ -1,10 +1,13 @@
 """`select_topk`, the in-process call."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ._dispatch import run_select, with_kernel_checked
 from ._request import TopKResult
+from ._torch_modes import by_operator, determined
 from ._validate import check_whole
 
 
@@ -39,11 +42,12 @@ def select_topk(
 
     Enqueues on the current stream of the input's device and returns without waiting; on the CPU the result is
     complete on return. Outputs that are not given are allocated from torch's allocator. NaN ranks above +inf if
-    `largest` and after everything if not; -0.0 equals +0.0.
+    `largest` and after everything if not; -0.0 equals +0.0. Inside `torch.compile` it is one operator of the graph. In
+    torch's deterministic mode order "any" is "index", and ties "any" are "lowest".
 
     Args:
         input: (rows, width) bfloat16, float16 or float32 scores on the CPU or a CUDA device; last stride 1, any row
-            stride. Not modified, not differentiated.
+            stride. Not modified, not differentiated: the results require no gradient.
         k: elements selected per row, 1 .. 2^20; may exceed what a row has.
         lengths: (rows / next_n,) int32, valid members of each row's window; clamped. None: all.
         next_n: with n > 1, row r sees lengths[r // n] - n + r % n + 1 members.
@@ -78,8 +82,10 @@ def select_topk(
         ArgumentValueError: an argument is wrong otherwise; nothing was launched.
         RuntimeError: in CUDA graph capture, if the family cannot be captured; the stream was not touched.
     """
+    if torch.are_deterministic_algorithms_enabled():
+        order, ties = determined(order, ties)
     # As a whole dictionary: to hand so many arguments on by name, twice, costs the host 6 us.
-    options = {
+    options: dict[str, Any] = {
         "k": k,
         "lengths": lengths,
         "next_n": next_n,
@@ -104,4 +110,20 @@ def select_topk(
         "out_values": out_values,
         "kernel": kernel,
     }
+    if by_operator(input):
+        return _select_by_operator(input, options)
     return run_select(with_kernel_checked(check_whole(input, options)))
+
+
+def _select_by_operator(input: Tensor, options: dict[str, Any]) -> TopKResult:
+    k, indices, values = (options.pop(name) for name in ("k", "out_indices", "out_values"))
+    options["family"] = options.pop("kernel")
+    if indices is None and values is None:
+        return TopKResult(*torch.ops.topkd.select_topk(input, k, **options))
+    if indices is None:
+        columns = k * options["group"] if options["expand"] else k
+        indices = input.new_empty((input.shape[0], columns), dtype=options["index_dtype"])
+    if values is None and options["values"]:
+        values = input.new_empty((input.shape[0], k))
+    torch.ops.topkd.select_topk_out(input, k, indices, values, **options)
+    return TopKResult(indices, values)

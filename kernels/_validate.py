@@ -20,21 +20,26 @@ _DEFAULTS = {field.name: field.default for field in fields(SelectRequest) if fie
 _OPTIONS = _DEFAULTS.keys()
 
 
-def check_select(input: Tensor, k: int, **options: Any) -> SelectRequest:
-    """Check all arguments of a selection but whether its kernel can serve it; see `validate_select`."""
+def check_select(input: Tensor, k: int, *, placed: bool = True, **options: Any) -> SelectRequest:
+    """Check all arguments of a selection but whether its kernel can serve it; see `validate_select`.
+
+    Unless `placed`, the tensors are of a graph that is traced: they have no memory, and overlaps are not looked for.
+    """
     if not options.keys() <= _OPTIONS:
         name = min(options.keys() - _OPTIONS)
         raise ArgumentTypeError(name, f"{name} is no option of select_topk; there are {', '.join(sorted(_OPTIONS))}")
-    return check_whole(input, {**_DEFAULTS, "k": k, **options})
+    return check_whole(input, {**_DEFAULTS, "k": k, **options}, placed)
 
 
-def check_whole(input: Tensor, options: dict[str, Any]) -> SelectRequest:
+def check_whole(input: Tensor, options: dict[str, Any], placed: bool = True) -> SelectRequest:
     """Check a selection of which every option is given, `k` among them; changes the dictionary."""
     request = SelectRequest(input=input, **_checked_scalars(options))
     _check_combinations(request)
     _check_tensors(request)
     _check_table(request)
     _check_outputs(request)
+    if placed:
+        check_batch_overlap([request])
     return request
 
 
@@ -132,15 +137,14 @@ def _check_table(request: SelectRequest) -> None:
 
 
 def _check_outputs(request: SelectRequest) -> None:
-    """Check the given outputs by themselves and against the inputs and each other."""
+    """Check the given outputs by themselves."""
     shape, device = request.output_shape, request.input.device
     _check.check_output("out_indices", request.out_indices, shape, (request.index_dtype,), device)
     _check.check_output("out_values", request.out_values, shape, (request.input.dtype,), device)
-    check_batch_overlap([request])
 
 
-def check_merge(values: Tensor, indices: Tensor, k: int, **options: Any) -> MergeRequest:
-    """Check all arguments of a merge; see `validate_merge`."""
+def check_merge(values: Tensor, indices: Tensor, k: int, *, placed: bool = True, **options: Any) -> MergeRequest:
+    """Check all arguments of a merge; see `validate_merge`. `placed` is as for `check_select`."""
     unknown = options.keys() - {"largest", "order", "ties", "out_indices", "out_values"}
     if unknown:
         name = min(unknown)
@@ -160,5 +164,6 @@ def check_merge(values: Tensor, indices: Tensor, k: int, **options: Any) -> Merg
         raise value_error("indices", indices, f"of the shape of values, {tuple(values.shape)}")
     _check.check_output("out_indices", request.out_indices, request.output_shape, (indices.dtype,), values.device)
     _check.check_output("out_values", request.out_values, request.output_shape, (values.dtype,), values.device)
-    check_batch_overlap([request])
+    if placed:
+        check_batch_overlap([request])
     return request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import linecache
 import re
 from pathlib import Path
 
@@ -24,14 +25,17 @@ OPERATIONS = (ROOT / "docs/operations.md").read_text()
 EXAMPLE = re.compile(r"```python\n(?P<code>.*?)```\n\n```text\n(?P<printed>.*?)```", re.DOTALL)
 
 
-def test_the_readme_prints_what_it_says(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("page", ["README.md", "docs/torch.md"])
+def test_examples_print_what_the_page_says(page: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPKD_SOCKET_DIR", str(server.socket_dir))
-    examples = list(EXAMPLE.finditer(README))
+    examples = list(EXAMPLE.finditer((ROOT / page).read_text()))
     assert examples
     for example in examples:
+        linecache.cache[page] = (len(example["code"]), None, example["code"].splitlines(True), page)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(example["code"], "README.md", "exec"), {})
+            exec(compile(example["code"], page, "exec"), {"__name__": "example"})
         assert printed.getvalue() == example["printed"]
 
 

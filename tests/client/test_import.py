@@ -35,6 +35,10 @@ except topkd.UnavailableError:
     assert not loaded_by(code).intersection(HEAVY)
 
 
+def test_operators_for_torch_are_a_module_of_their_own() -> None:
+    assert {"torch", "topkd.kernels"} <= loaded_by("import topkd.torch_ops")
+
+
 def test_every_public_name_is_there() -> None:
     assert topkd.__all__ == sorted(topkd.__all__, key=lambda name: (name.startswith("_"), name))
     for name in topkd.__all__:
