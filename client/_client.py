@@ -179,11 +179,15 @@ class Client(ClientBase):
         state = _flows.drive(_flows.make_plan(self._core, Selection(input, k, **options), timeout))
         return Plan(self._core, state)
 
-    def lane(self, *plans: Plan) -> Lane:
+    def lane(self, *plans: Plan, timeout: float | None = None) -> Lane:
         """Opens a lane: calls of these plans then need no request, and can be captured in CUDA graphs.
 
+        Args:
+            *plans: What the lane calls.
+            timeout: Seconds that a call may take; None for the client's. A lane of which one takes longer is broken.
+
         Raises:
-            RegionError: The session shares no memory (TCP), or the server has no lanes.
+            RegionError: The session shares no memory (TCP), the server has no lanes, or no watchdog can be started.
             ResourceExhaustedError: As many lanes as may be are open.
 
         Example:
@@ -193,7 +197,7 @@ class Client(ClientBase):
             ...     lane.call_host().indices.tolist()
             [[2]]
         """
-        return _flows.drive(_flows.blocking(self._core, lambda session: open_lane(self._core, plans, session), None))
+        return open_lane(self._core, plans, timeout)
 
     def stream(self) -> SelectStream:
         """Returns an open stream for selections: a call over it costs a thread about half, and many may be under way.
@@ -259,9 +263,9 @@ class Plan(PlanBase):
 
     __call__ = run
 
-    def lane(self) -> Lane:
+    def lane(self, *, timeout: float | None = None) -> Lane:
         """Opens a lane for this plan alone. See `Client.lane`."""
-        return _flows.drive(_flows.blocking(self._core, lambda session: open_lane(self._core, (self,), session), None))
+        return open_lane(self._core, (self,), timeout)
 
     def __enter__(self) -> Self:
         return self

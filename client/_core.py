@@ -14,10 +14,10 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from topkd import _session
+from topkd import _guard, _session
 from topkd._options import Deadline, Options, backoff, directory_of_device, target_directory
 from topkd._pool import Pool
-from topkd.errors import ClientClosedError, ForkError, UnavailableError
+from topkd.errors import ClientClosedError, ForkError, SessionLostError, UnavailableError
 from topkd.v1 import control_pb2
 
 if TYPE_CHECKING:
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Core", "target_directory"]
 
-PROTOCOL_REVISION: Final = 2
+PROTOCOL_REVISION: Final = 3
 
 _cores: weakref.WeakSet[Core] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
+    _guard.forked()
     for core in list(_cores):
         core.forked()
 
@@ -70,6 +71,8 @@ class Core(Pool):
         session = self.session
         timeline = None if session is None else session.timeline
         error = None if timeline is None else timeline.failure()
+        if session is not None and isinstance(error, SessionLostError):
+            session.lose()  # the watchdog knew it first
         if error is None and self._ordered_errors:
             error = self._ordered_errors.popleft()
         if error is not None:

@@ -7,16 +7,20 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from topkd._cuda import checked, on_device
+from topkd._lane_book import come, marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from topkd._guard import Guard
+    from topkd._lane_book import LaneBook
     from topkd._words import Words
 
 __all__ = ["DeviceWords"]
 
 _PORTABLE_MAPPED: Final = 3
 _LOOK_S: Final = 0.05
+_HELD_S: Final = 0.5
 _LONGEST_S: Final = 600.0
 _kept: list[DeviceWords] = []
 """Words that a stream may still wait for: never let go."""
@@ -25,14 +29,16 @@ _kept: list[DeviceWords] = []
 class DeviceWords:
     """The page, registered with the driver. Every call but `retire` returns at once."""
 
-    def __init__(self, words: Words, ordinal: int) -> None:
-        """Registers the page.
+    def __init__(self, words: Words, guard: Guard, ordinal: int) -> None:
+        """Registers the page, and has the watchdog watch it: before a stream can wait.
 
         Raises:
-            RegionError: The driver refuses it.
+            RegionError: The driver refuses it, or the watchdog cannot be started.
         """
         from cuda.bindings import driver
 
+        guard.start()
+        self._guard = guard  # held as long as streams may wait
         self._driver = driver
         self._words = words  # keeps the mapping
         self._ordinal = ordinal
@@ -57,15 +63,15 @@ class DeviceWords:
         checked("cuStreamWaitValue64", self._driver.cuStreamWaitValue64(stream, address, value, self._greater))
 
     def batch(self, slot: int, number: int) -> Callable[[int], None]:
-        """Returns what enqueues a lane's call on a stream: request word, wait for the done word, done word back to 0.
+        """Returns what enqueues a lane's call on a stream: done word to 0, request word, wait for the done word.
 
         One batch of memory operations, made once. A CUDA graph that captures it holds it as one node.
         """
         driver, kinds = self._driver, self._driver.CUstreamBatchMemOpType
         operations = [driver.CUstreamBatchMemOpParams() for _ in range(3)]
-        places = (self._words.offset_of_ready(slot), self._words.offset_of_done(slot), self._words.offset_of_done(slot))
-        for place, value, operation in zip(places, (number, 1, 0), operations, strict=True):
-            waits = operation is operations[1]
+        places = (self._words.offset_of_done(slot), self._words.offset_of_ready(slot), self._words.offset_of_done(slot))
+        for place, value, operation in zip(places, (0, number, 1), operations, strict=True):
+            waits = operation is operations[2]
             operation.operation = (
                 kinds.CU_STREAM_MEM_OP_WAIT_VALUE_64 if waits else kinds.CU_STREAM_MEM_OP_WRITE_VALUE_64
             )
@@ -79,23 +85,25 @@ class DeviceWords:
 
         return enqueue
 
-    def retire(self, streams: Sequence[Any]) -> None:
-        """Takes the page out of the driver in the background, once what is in some torch streams now is over."""
-        _kept.append(self)
-        threading.Thread(target=self._retire, args=(streams,), name="topkd-words", daemon=True).start()
+    def retire(self, streams: Sequence[Any], lanes: LaneBook | None) -> None:
+        """Takes the page out of the driver in the background, once nothing uses it any more.
 
-    def _retire(self, streams: Sequence[Any]) -> None:
+        That is when no lane can be called any more, not even by a graph, and what is then in their torch streams and in
+        `streams` is over.
+        """
+        _kept.append(self)
+        threading.Thread(target=self._retire, args=(streams, lanes), name="topkd-words", daemon=True).start()
+
+    def _retire(self, streams: Sequence[Any], lanes: LaneBook | None) -> None:
         import torch
 
+        while lanes is not None and lanes.held():
+            time.sleep(_HELD_S)
         try:
             with torch.cuda.device(self._ordinal):
-                events = []
-                for stream in streams:
-                    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                    event.record(stream)
-                    events.append(event)
+                events = marks([*streams, *(lanes.streams if lanes is not None else [])])
                 deadline = time.monotonic() + _LONGEST_S
-                while not all(event.query() for event in events):
+                while not come(events):
                     if time.monotonic() > deadline:
                         return
                     time.sleep(_LOOK_S)

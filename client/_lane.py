@@ -1,19 +1,26 @@
 """Lanes: plans that are called by a word in shared memory, without a request.
 
-A call stores the plan's number to the lane's request word and waits for its done word; on a CUDA stream both are
-operations of the stream, one batch of them, which a CUDA graph captures like a kernel. `LaneBook` is a session's lanes,
-and sees to it that nobody waits for a session that is gone.
+A call stores 0 to the lane's done word and the plan's number to its request word, and waits for the done word; on a
+CUDA stream these are operations of the stream, one batch of them, which a CUDA graph captures like a kernel. Nobody
+waits for ever: the watchdog stores the done word when the worker is gone or a call is late, and says so in the end
+word.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from topkd import _flows
+from topkd._arena import Stale
 from topkd._arrays import HOST
-from topkd._words import CLIENT_BELL, FIRST_LANE, WORKER_BELL, Words
+from topkd._lane_book import marks
+from topkd._options import check_seconds
+from topkd._watchdog import LATE
+from topkd._words import CLIENT_BELL, FIRST_LANE, WORKER_BELL
 from topkd.errors import (
     ArgumentValueError,
     ClientClosedError,
@@ -33,13 +40,11 @@ if TYPE_CHECKING:
 
     from topkd._client import Plan
     from topkd._core import Core
+    from topkd._lane_book import LaneBook
     from topkd._session import Session
     from topkd._types import SelectResult
 
-__all__ = ["Lane", "LaneBook", "open_lane"]
-
-_RELEASE_S: Final = 1e-3
-"""Between looks at the words of lanes whose session is gone: how long each of their waits lasts."""
+__all__ = ["Lane", "open_lane"]
 
 _SPIN_S: Final = 200e-6
 """How long a caller on the host looks for its answer without a pause."""
@@ -47,63 +52,25 @@ _SPIN_S: Final = 200e-6
 _MODES: Final = {selection_pb2.LANE_MODE_POLLED: "polled", selection_pb2.LANE_MODE_ARMED: "armed"}
 
 
-class LaneBook:
-    """The lanes of a session.
-
-    Attributes:
-        words: The session's.
-    """
-
-    def __init__(self, words: Words) -> None:
-        self.words = words
-        self.lost: TopkdError | None = None
-        self._lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
-        self._lock = threading.Lock()
-
-    def add(self, lane: Lane) -> None:
-        """Takes a lane in."""
-        with self._lock:
-            self._lanes.add(lane)
-
-    def lose(self, because: str) -> None:
-        """Breaks every lane, and releases whoever waits for one, now and later, as long as the lane is there."""
-        with self._lock:
-            if self.lost is not None:
-                return
-            self.lost = SessionLostError(f"the lane is broken: {because}")
-            if not self._lanes:
-                return
-        threading.Thread(
-            target=_release, args=(self.words, self._lanes), name="topkd-lane-release", daemon=True
-        ).start()
-
-
-def _release(words: Words, lanes: weakref.WeakSet[Lane]) -> None:
-    """Stores the done words of broken lanes: a graph may be replayed at any time, each of its calls waits anew."""
-    while True:
-        lines = [lane.line for lane in list(lanes) if not lane.closed]
-        if not lines:
-            return
-        for line in lines:
-            if not words.done(line):
-                words.set_done(line, 1)
-        time.sleep(_RELEASE_S)
-
-
 class Lane:
     """Plans that are called without a request. Made by `Plan.lane` and `Client.lane`; usable as a context manager.
 
-    One thread, or one stream, calls it at a time. Every call writes its plan's outputs. A lane ends with its session:
-    it is broken then, says so, and must be opened again.
+    One thread, or one stream, calls it at a time. Every call writes its plan's outputs. A lane ends with its session,
+    and when a call takes longer than `timeout`: whoever waits for it then goes on, with outputs that are unspecified,
+    `check` and every later call raise, and another lane must be opened.
 
     Attributes:
-        mode: "polled": a thread of the worker looks for calls and launches them.
+        mode: "polled": a thread of the worker looks for calls and launches them. "armed": the device does by itself.
         reason: Why it is that.
+        timeout: Seconds that a call has, from when its stream comes to it.
     """
 
-    def __init__(self, core: Core, session: Session, plans: Sequence[Plan], opened: Any, book: LaneBook) -> None:
+    def __init__(
+        self, core: Core, session: Session, plans: Sequence[Plan], opened: Any, *, book: LaneBook, timeout: float
+    ) -> None:
         self.mode = _MODES.get(opened.mode, "unknown")
         self.reason = str(opened.reason)
+        self.timeout = timeout
         self.line = FIRST_LANE + opened.lane
         self.closed = False
         self._core = core
@@ -111,25 +78,43 @@ class Lane:
         self._plans = tuple(plans)
         self._number = opened.lane
         self._book = book
+        self._guard = book.guard
         self._words = book.words
-        self._broken: TopkdError | None = None
         self._seen = self._words.failure(self.line).total
         self._stream: Any = None
         self._batches: dict[int, Any] = {}
         self._lock = threading.Lock()
+        self._words.set_end(self.line, 0)
+        self._guard.lane(self.line, timeout)
         book.add(self)
 
     @property
     def broken(self) -> bool:
         """Whether it takes no calls any more."""
-        return self._broken is not None or self._book.lost is not None
+        return self._error() is not None
+
+    def _error(self) -> TopkdError | None:
+        """Returns why it is broken."""
+        end = self._words.end(self.line)
+        if end == LATE:
+            return DeadlineExceededError(
+                f"a call of the lane was not over within its time ({self.timeout:g} s, unless the call said another); "
+                "the lane is broken and must be opened again"
+            )
+        return self._book.lost or (SessionLostError("the lane is broken: its worker is gone") if end else None)
+
+    def _raise_if_broken(self) -> None:
+        error = self._error()
+        if error is None:
+            return
+        if isinstance(error, SessionLostError):
+            self._session.lose()  # the watchdog may have known it first
+        raise error
 
     def _check_usable(self) -> None:
         if self.closed:
             raise ClientClosedError("the lane is closed")
-        error = self._broken or self._book.lost
-        if error is not None:
-            raise error
+        self._raise_if_broken()
 
     def check_plan(self, plan: Plan) -> None:
         """Raises ArgumentValueError unless the plan is one of the lane's."""
@@ -154,6 +139,7 @@ class Lane:
         Raises:
             RegionError: The plan's tensors are on the CPU: use `call_host`.
             SessionLostError: The session is gone.
+            DeadlineExceededError: A call was late; the lane is broken.
         """
         self._check_usable()
         place = self._index(plan)
@@ -166,6 +152,8 @@ class Lane:
             stream = torch.cuda.current_stream(state.selection.input.device)
             if self._stream is not None and self._stream != stream and not torch.cuda.is_current_stream_capturing():
                 stream.wait_stream(self._stream)
+            if stream != self._stream:
+                self._book.note(stream)
             self._stream = stream
             batch = self._batches.get(place)
             if batch is None:
@@ -181,38 +169,36 @@ class Lane:
 
         Args:
             plan: One of the lane's plans; None for its first.
-            timeout: Seconds; None for the client's. A lane past it is broken.
+            timeout: Seconds, at most the lane's; None for those. A lane past it is broken.
 
         Raises:
             DeadlineExceededError: The time-out passed.
             TopkdError: The call failed.
         """
-        seconds = self._core.options.timeout if timeout is None else timeout
+        seconds = self.timeout if timeout is None else check_seconds("timeout", timeout)
         place = self._index(plan)
         state = self._plans[place]._state
         with self._lock:
             self._check_usable()
             if self._stream is not None:
                 self._stream.synchronize()
+            self._words.set_done(self.line, 0)
             self._words.set_ready(self.line, place + 1)
             self._words.ring(CLIENT_BELL)
             if not self._wait(seconds):
-                text = f"the lane has not answered within {seconds:g} s; it is broken and must be opened again"
-                self._broken = DeadlineExceededError(text)
-                raise self._broken
-            self._words.set_done(self.line, 0)
+                self._words.set_end(self.line, LATE)
         self.check()
         return state.output.result(selection_pb2.SelectionResult(kernel=state.kernel), 0.0)
 
     def _wait(self, timeout: float) -> bool:
-        """Waits for the done word; says whether it came in time."""
+        """Waits for the done word, or for the session's loss; says whether either came in time."""
         started = time.monotonic()
         while time.monotonic() - started < _SPIN_S:
             if self._words.done(self.line):
                 return True
         while True:
             seen = self._words.bell(WORKER_BELL)
-            if self._words.done(self.line):
+            if self._words.done(self.line) or self._book.lost is not None:
                 return True
             left = started + timeout - time.monotonic()
             if left <= 0:
@@ -220,26 +206,32 @@ class Lane:
             self._words.wait(WORKER_BELL, seen, min(left, 0.02 if self._session.memory_device == HOST else 100e-6))
 
     def check(self) -> None:
-        """Raises if a call has failed since the last look; after a loss, always. Does not wait: synchronise first.
+        """Raises if a call has failed since the last look; once broken, always. Does not wait: synchronise first.
 
         Raises:
             NotFoundError: The call's plan was released.
             KernelError: The kernel failed.
             SessionLostError: The session ended; the outputs of its calls since are unspecified.
+            DeadlineExceededError: A call was late; its outputs and those since are unspecified.
         """
-        if self._book.lost is not None:
-            raise self._book.lost
+        self._raise_if_broken()
         found = self._words.failure(self.line)
         if found.total != self._seen:
             self._seen = found.total
-            raise _error(found.code)
+            raise _failure(found.code)
 
     def close(self) -> None:
-        """Gives the lane up, in the background. Graphs with calls of it must not be replayed any more. Idempotent."""
-        if not self.closed:
-            self.closed = True
-            request = selection_pb2.CloseLaneRequest(lane=self._number)
-            self._core.reaper.close_lane(self._session, request)
+        """Gives the lane up, in the background, once the calls that are in its stream are over. Idempotent.
+
+        Graphs with calls of it must not be replayed any more.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        events = marks([] if self._stream is None else [self._stream])
+        forget = partial(self._guard.forget, self.line)
+        request = selection_pb2.CloseLaneRequest(lane=self._number)
+        self._core.reaper.close_lane(self._session, request, events, forget, self._plans)
 
     def __enter__(self) -> Self:
         return self
@@ -250,31 +242,45 @@ class Lane:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_stream"):
+        if hasattr(self, "_stream") and not sys.is_finalizing():
             self.close()
 
     def __repr__(self) -> str:
         return f"<topkd.Lane: {'closed' if self.closed else 'broken' if self.broken else self.mode}>"
 
 
-def open_lane(core: Core, plans: Sequence[Plan], session: Session) -> Lane:
+def open_lane(core: Core, plans: Sequence[Plan], timeout: float | None) -> Lane:
     """Opens a lane over plans. Blocks.
 
     Raises:
-        RegionError: The session has no words (TCP), or the server no lanes.
+        RegionError: The session has no words (TCP), the server no lanes, or the watchdog cannot be started.
         ResourceExhaustedError: As many lanes as may be are open.
     """
     if not plans:
         raise ArgumentValueError("a lane needs a plan", argument="plans")
+    seconds = core.options.timeout if timeout is None else check_seconds("timeout", timeout)
+    if not seconds:
+        raise ArgumentValueError("timeout is 0; it must be above 0 seconds", argument="timeout")
+    deadline = core.options.deadline(None)
+    while True:
+        try:
+            return _flows.drive(_flows.blocking(core, partial(_open, core, plans, seconds), None))
+        except Stale:
+            if not deadline.remaining():
+                raise DeadlineExceededError("the session kept changing while a lane was being opened") from None
+
+
+def _open(core: Core, plans: Sequence[Plan], seconds: float, session: Session) -> Lane:
     book = session.lanes
     if book is None:
         raise RegionError("no lanes: the session shares no memory with the server, or the server has none")
+    book.guard.start()
     request = selection_pb2.OpenLaneRequest(plan_ids=[plan._state.id_in(session) for plan in plans])
     opened = session.call(session.open_lane, request, core.options.timeout)
-    return Lane(core, session, plans, opened, book)
+    return Lane(core, session, plans, opened, book=book, timeout=seconds)
 
 
-def _error(code: int) -> TopkdError:
+def _failure(code: int) -> TopkdError:
     if code == selection_pb2.LANE_FAILURE_NO_PLAN:
         return NotFoundError("the plan that a lane was called with is gone", reason="PLAN_NOT_FOUND")
     if code == selection_pb2.LANE_FAILURE_SESSION_ENDED:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from topkd._lane_book import come
 from topkd.errors import TopkdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from topkd._pool import Pool
     from topkd._regions import Record
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Reaper"]
 
 _log = logging.getLogger("topkd")
+_LOOK_S: Final = 0.005
 
 
 class Reaper:
@@ -71,11 +74,28 @@ class Reaper:
         if not self._stopped:
             self._queue.put(work)
 
-    def close_lane(self, session: Session, request: Any) -> None:
-        """Closes a lane of a session."""
+    def close_lane(
+        self, session: Session, request: Any, events: Sequence[Any], forget: Callable[[], None], held: Any
+    ) -> None:
+        """Closes a lane of a session once its stream has come to some events.
 
-        def work(_: Pool) -> None:
-            if not session.lost:
+        Args:
+            session: The lane's.
+            request: Closes it.
+            events: Of torch.
+            forget: Called when nothing waits for the lane any more.
+            held: What calls of the lane write to: let go when the server has answered.
+        """
+
+        def work(pool: Pool) -> None:
+            if events and not come(events):
+                time.sleep(_LOOK_S)
+                self._queue.put(work)
+                return
+            forget()
+            if session.lost:
+                pool.keep_for_a_while(held)
+            else:
                 session.call(session.close_lane, request, 30.0)
 
         if not self._stopped:

@@ -17,7 +17,8 @@ import grpc
 
 from topkd import _codec, _status
 from topkd._arrays import HOST
-from topkd._lane import LaneBook
+from topkd._guard import Guard
+from topkd._lane_book import LaneBook
 from topkd._paths import ATTACH_SOCKET, GRPC_SOCKET
 from topkd._regions import RegionIndex
 from topkd._side import SideConnection
@@ -140,7 +141,7 @@ class Session:
             return SessionLostError(f"session lost: {failure.message}", reason=failure.reason, code=failure.code)
         return result
 
-    def lose(self, because: str) -> None:
+    def lose(self, because: str = "its worker is gone") -> None:
         """Marks the session lost and cancels its calls. Idempotent."""
         if not self.lost:
             self._because = because
@@ -153,10 +154,9 @@ class Session:
         Waits for what was ordered on streams, unless the session is lost.
         """
         lost = self.lost
-        if self.lanes is not None:
-            self.lanes.lose(self._because or "its client is closed")
+        self._end_lanes(lost)
         if self.timeline is not None:
-            self.timeline.close(lost, self._report)
+            self.timeline.close(lost, self._report, self.lanes)
         if not lost:
             self._detach()
         self.closed = self.lost = True
@@ -167,6 +167,9 @@ class Session:
 
     def order_calls(self, options: Options, report: Callable[[TopkdError], None]) -> None:
         """Makes slots for calls that are ordered on streams, if the session has words and its memory is on a GPU."""
+
+    def _end_lanes(self, lost: bool) -> None:
+        """Breaks the lanes, if there are any, once the calls that are in streams are over; at a loss at once."""
 
     def _detach(self) -> None:
         """Tells the server, where that can be told, that the end to come is meant."""
@@ -181,7 +184,9 @@ class Session:
 class LocalSession(Session):
     """A session of this host: the side socket is its lease, the worker's socket its data plane."""
 
-    def __init__(self, side: SideConnection, attached: control_pb2.Session, words: int, directory: Path) -> None:
+    def __init__(
+        self, side: SideConnection, attached: control_pb2.Session, fds: Sequence[int], directory: Path
+    ) -> None:
         address = attached.data_address.removeprefix("unix:")
         path = directory / (Path(address).name if address else GRPC_SOCKET)
         data = grpc.insecure_channel(f"unix:{path.absolute()}", options=_CHANNEL_OPTIONS)
@@ -189,7 +194,9 @@ class LocalSession(Session):
         super().__init__(attached, data, lambda: grpc.insecure_channel(front, options=_CHANNEL_OPTIONS))
         self._side = side
         self._data_path = path.absolute()
-        self.words = words
+        self.words = fds[0]
+        self._guard = Guard(*fds) if len(fds) > 1 else None
+        self._timeout = 0.0
         threading.Thread(target=self._watch, name="topkd-lease", daemon=True).start()
 
     def _watch(self) -> None:
@@ -199,15 +206,28 @@ class LocalSession(Session):
         os.close(self.words)
 
     def order_calls(self, options: Options, report: Callable[[TopkdError], None]) -> None:
-        """Makes slots, if the server takes ordered calls."""
+        """Makes slots and lanes, as far as the server takes their calls and tells of its worker's end."""
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
         page = Words(self.words)
+        self._timeout = options.timeout
         if self.info.limits.max_lanes:
-            self.lanes = LaneBook(page)
+            self.lanes = LaneBook(page, guard)
         slots = min(self.info.limits.max_slots, MOST_SLOTS)
         if slots and self.memory_device not in (HOST, None):
             self._report = report
-            timeouts = options.ready_timeout, options.timeout
-            self.timeline = Timeline(page, slots, self.memory_device, *timeouts)
+            timeouts = {"ready_timeout": options.ready_timeout, "timeout": options.timeout}
+            self.timeline = Timeline(page, guard, slots, self.memory_device, **timeouts)
+
+    def _end_lanes(self, lost: bool) -> None:
+        book = self.lanes
+        if book is not None:
+            if lost:
+                book.guard.lost()
+            else:
+                book.finish(self._timeout)
+            book.lose(self._because or "its client is closed")
 
     def register(self, record: Record, timeout: float) -> int:
         fd = getattr(record.memory, "fd", None)
@@ -242,9 +262,9 @@ def open_local(directory: Path, request: control_pb2.AttachRequest, timeout: flo
     fds: list[int] = []
     try:
         reply, fds = side.request(side_pb2.SideRequest(attach=request), timeout=timeout)
-        if reply.WhichOneof("reply") != "session" or len(fds) != 1:
-            raise ProtocolError("the server's answer to an attach is no session with one descriptor")
-        return LocalSession(side, reply.session, fds[0], directory)
+        if reply.WhichOneof("reply") != "session" or len(fds) not in (1, 2):
+            raise ProtocolError("the server's answer to an attach is no session with its descriptors")
+        return LocalSession(side, reply.session, fds, directory)
     except SessionLostError as error:
         side.close()
         raise UnavailableError(f"the server at {directory} gave no session: {error}") from None

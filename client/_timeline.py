@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from topkd._cuda_words import DeviceWords
+    from topkd._guard import Guard
+    from topkd._lane_book import LaneBook
 
 __all__ = ["Ticket", "Timeline"]
 
 _ENDED: Final = selection_pb2.ORDERED_FAILURE_SESSION_ENDED
-_POISONINGS: Final = 20
-_POISONING_S: Final = 0.05
-"""A worker that dies may store a last done word: it is overwritten again for a second."""
 
 
 class _Slot:
@@ -72,17 +71,21 @@ class Ticket:
 class Timeline:
     """The slots of a session. Thread-safe."""
 
-    def __init__(self, words: Words, slots: int, ordinal: int, ready_timeout: float, timeout: float) -> None:
+    def __init__(
+        self, words: Words, guard: Guard, slots: int, ordinal: int, *, ready_timeout: float, timeout: float
+    ) -> None:
         """Maps nothing yet: the first call does.
 
         Args:
             words: The session's.
+            guard: Lets streams go when the worker is gone.
             slots: How many the server offers.
             ordinal: The CUDA device.
             ready_timeout: Seconds that a call's stream has to come to it.
             timeout: Seconds that `close` waits for accepted calls.
         """
         self._words = words
+        self._guard = guard
         self._ordinal = ordinal
         self._ready_timeout = ready_timeout
         self._timeout = timeout
@@ -90,12 +93,13 @@ class Timeline:
         self._device: DeviceWords | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._told = self._lost = False
 
     def begin(self, stream: Any) -> Ticket | None:
         """Stores the ready word of a new call in a stream; None if no slot is free, or the session is over.
 
         Raises:
-            RegionError: The driver refuses.
+            RegionError: The driver refuses, or the watchdog cannot be started.
         """
         with self._lock:
             if self._closed:
@@ -117,7 +121,7 @@ class Timeline:
         return Ticket(slot, stream, ordering)
 
     def mapped(self) -> DeviceWords:
-        """Returns the page as this process's streams use it."""
+        """Returns the page as this process's streams use it; raises as `begin`."""
         with self._lock:
             return self._mapped()
 
@@ -125,7 +129,7 @@ class Timeline:
         if self._device is None:
             from topkd._cuda_words import DeviceWords
 
-            self._device = DeviceWords(self._words, self._ordinal)
+            self._device = DeviceWords(self._words, self._guard, self._ordinal)
         return self._device
 
     def _find(self, identity: int) -> _Slot | None:
@@ -154,7 +158,7 @@ class Timeline:
             slot.busy = False
             if self._device is not None:
                 self._device.wait_done(ticket.stream.cuda_stream, slot.number, ticket.ordering.done)
-        if self._words.done(slot.number) >= POISON:
+        if self._lost or self._words.done(slot.number) >= POISON:
             raise SessionLostError("the session was lost before a selection that it had accepted was over")
 
     def dropped(self, ticket: Ticket) -> None:
@@ -172,6 +176,8 @@ class Timeline:
 
     def failure(self) -> TopkdError | None:
         """Returns the error of accepted calls that failed and were not told of yet; None if there are none."""
+        if self._cut_off():
+            return _error(_ENDED, self._ready_timeout)
         for slot in self._slots:
             found = self._words.failure(slot.number)
             if slot.checked < found.last <= slot.done and self._words.done(slot.number) >= found.last:
@@ -179,15 +185,24 @@ class Timeline:
                 return _error(found.code, self._ready_timeout)
         return None
 
-    def close(self, lost: bool, report: Callable[[TopkdError], None]) -> None:
+    def _cut_off(self) -> bool:
+        """Says, once, whether the watchdog has let a stream go on that waited for an accepted call."""
+        if self._told or not any(0 < self._words.end(slot.number) <= slot.accepted for slot in self._slots):
+            return False
+        self._told = True
+        return True
+
+    def close(self, lost: bool, report: Callable[[TopkdError], None], lanes: LaneBook | None = None) -> None:
         """Ends it: waits for accepted calls unless the session is lost, then lets every stream go on.
 
         Args:
-            lost: The session's end is the server's doing.
+            lost: The session's end is the server's doing: the watchdog lets the streams go once the worker is dead.
+            lanes: What else waits for the session's words.
             report: Told of accepted calls that were not over or had failed, before a stream goes on because of it.
         """
         if self._closed:
             return
+        self._lost = lost
         self._closed = True
         slots = self._slots
         if not lost:
@@ -195,24 +210,17 @@ class Timeline:
             for slot in slots:
                 self._words.wait_done(slot.number, slot.accepted, max(deadline - time.monotonic(), 0.0))
         unfinished = any(self._words.done(slot.number) < slot.accepted for slot in slots)
-        error = _error(_ENDED, self._ready_timeout) if unfinished else self.failure()
+        error = _error(_ENDED, self._ready_timeout) if unfinished and not self._told else self.failure()
+        self._told = True
         if error is not None:
             report(error)
-        for slot in slots:  # without the lock: who holds it may be held up by a stream that waits for these words
-            self._words.set_done(slot.number, POISON)
-        with self._lock:
-            slots = [slot for slot in slots if slot.stream is not None]
-        if self._device is not None:
-            if lost:
-                threading.Thread(target=self._keep_poisoned, args=(slots,), name="topkd-poison", daemon=True).start()
-            self._device.retire([slot.stream for slot in slots])
-
-    def _keep_poisoned(self, slots: list[_Slot]) -> None:
-        pause = threading.Event()
-        for _ in range(_POISONINGS):
-            pause.wait(_POISONING_S)
-            for slot in slots:
+        if not lost:
+            for slot in slots:  # without the lock: who holds it may be held up by a stream that waits for these words
                 self._words.set_done(slot.number, POISON)
+        with self._lock:
+            waiting = [slot.stream for slot in slots if slot.stream is not None]
+        if self._device is not None:
+            self._device.retire(waiting, lanes)
 
 
 def _error(code: int, ready_timeout: float) -> TopkdError:

@@ -3,10 +3,11 @@
 The page is 64 lines of 64 bytes; a word is 64 bits, little-endian, at the start of a line, so that no two writers share
 a cache line:
 
-    line 2s      ready word of slot s: the caller stores or its stream writes it, nobody else but at a call's failure
-    line 2s + 1  done word of slot s, and behind it what became of failures: first, last, code, total (8 bytes each)
-    lines 32 to 61 are those of lanes, two each: request word; done word, and behind it the failures
-
+    line 2s      ready word of slot s: the caller stores or its stream writes it, nobody else but at a call's failure;
+                 and the end word, which the client's watchdog stores (`topkd._watchdog`): 0, or why the slot has ended
+    line 2s + 1  done word of slot s, and behind it what became of failures: first, last, code, total (8 bytes each);
+                 then, of a lane, how many of its calls the worker has seen
+    lines 32 to 61 are those of lanes, two each, alike; a lane's ready word is its request word
     line 62, 63  bells: counters that the worker (62) and the client (63) raise when they have stored a word
 
 A failure is stored before the done word that tells of it: code, first, total, last, done. `last` is the done value of
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "CALLS",
     "CLIENT_BELL",
+    "END",
     "FIRST_LANE",
     "LINE",
     "LONGEST_TIMELINE",
@@ -62,6 +65,12 @@ POISON: Final = LONGEST_TIMELINE
 
 _CELLS: Final = LINE // 8
 _FIRST, _LAST, _CODE, _TOTAL = 1, 2, 3, 4
+CALLS: Final = 5
+"""Cell in a done word's line: calls of a lane."""
+
+END: Final = 1
+"""Cell in a ready word's line: the end word."""
+
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _LOOK_AGAIN: Final = 0.02
@@ -126,6 +135,18 @@ class Words:
     def set_done(self, slot: int, value: int) -> None:
         """Stores a slot's done word; the caller rings."""
         self._store((2 * slot + 1) * _CELLS, value)
+
+    def end(self, slot: int) -> int:
+        """Returns a slot's end word."""
+        return self._cells[2 * slot * _CELLS + END]
+
+    def set_end(self, slot: int, value: int) -> None:
+        """Stores a slot's end word."""
+        self._store(2 * slot * _CELLS + END, value)
+
+    def set_calls(self, slot: int, value: int) -> None:
+        """Stores how many calls of a lane were seen."""
+        self._store((2 * slot + 1) * _CELLS + CALLS, value)
 
     def failure(self, slot: int) -> Failure:
         """Returns the last failures of a slot."""

@@ -13,9 +13,11 @@ from .config import ServerLimits
 from .errors import DeviceMismatchError, SessionLimitError
 from .metrics import ServerMetrics
 
-__all__ = ["FrontSession", "FrontSessions", "server_info"]
+__all__ = ["PIDFD_REVISION", "FrontSession", "FrontSessions", "server_info"]
 
-PROTOCOL_REVISION = 2
+PROTOCOL_REVISION = 3
+PIDFD_REVISION = 3
+"""From which on a client takes a pidfd of its worker beside the page."""
 _RETRY_AFTER_MS = 1000
 
 

@@ -1,10 +1,11 @@
 """Lanes of one session: plans that are called by a word instead of a request.
 
 A lane has a table of plans, which only the server can write, and two lines of the session's page. The caller, or its
-stream, stores the number of a plan to the request word and waits for the done word, which is 1 when the outputs are
-complete; it sets it back to 0 before the next call. The lines are those of slots past the ones of ordered calls
-(`FIRST_LANE`). How a call gets from the request word to the device is a `Dispatch`, chosen when the lane is opened: the
-first of a list that takes it. The last takes every lane (`topkd.server._lanes_polled`).
+stream, stores 0 to the done word and the number of a plan to the request word, and waits for the done word, which is 1
+when the outputs are complete. A client that watches the time of its calls looks at how many were seen. The lines are
+those of slots past the ones of ordered calls (`FIRST_LANE`). How a call gets from the request word to the device is a
+`Dispatch`, chosen when the lane is opened: the first of a list that takes it. The last takes every lane
+(`topkd.server._lanes_polled`).
 
 The number is data: what names no plan of the table, or one that was released, fails the call, and nothing runs.
 """
@@ -47,6 +48,8 @@ class Lane:
         self.running = False
         self._find = find
         self._failures = words.failure(self.line).total
+        self._calls = 0
+        words.set_calls(self.line, 0)
 
     @property
     def line(self) -> int:
@@ -56,6 +59,11 @@ class Lane:
     def plan(self, number: int) -> Batch | None:
         """Returns the plan that a request word names, None if there is none or it is gone; in the turn."""
         return self._find(self.plans[number - 1]) if 1 <= number <= len(self.plans) else None
+
+    def count(self, calls: int = 1) -> None:
+        """Tells that calls came through: where none is told of for as long as a call may take, the client gives up."""
+        self._calls += calls
+        self.words.set_calls(self.line, self._calls)
 
     def note(self, code: int) -> None:
         """Tells of a failure; the done word must follow."""
@@ -72,6 +80,8 @@ class Lane:
 
 class Dispatch(Protocol):
     """A way for calls of lanes from the request word to the device. Thread-safe.
+
+    It counts a lane's calls (`Lane.count`), within 20 ms or so.
 
     Attributes:
         mode: its name in metrics.
@@ -146,7 +156,7 @@ class Lanes:
                 raise LaneLimitError(f"the session has {len(self._lanes)} lanes, as many as may be (max_lanes)")
             lane = Lane(number, self._slots[number], self._words, plans, self._find)
             self._words.set_ready(lane.line, 0)
-            self._words.set_done(lane.line, 0)
+            self._words.set_done(lane.line, 1)
             dispatch, refusals = self._dispatch(lane)
             self._lanes[number] = lane, dispatch
             self._metrics.lanes.labels(dispatch.mode).inc()

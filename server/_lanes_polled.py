@@ -106,6 +106,7 @@ class Polled:
                 return
             lane.running = True  # from here on, who dropped the lane waits for it
         try:
+            lane.count()
             number = self._words.ready(lane.line)
             self._words.set_ready(lane.line, 0)
             self._serve(lane, number)

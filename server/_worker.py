@@ -118,12 +118,14 @@ class Worker:
         connection.setblocking(True)
         session.words = Words(fds[1])
         session.timeline = self._service.open_timeline(session.words)  # before the client can make an ordered call
+        given = [fds[1], *([os.pidfd_open(os.getpid())] if message["pidfd"] else [])]
         try:
-            send_packet(connection, unpack_bytes(message["reply"]), [fds[1]])
+            send_packet(connection, unpack_bytes(message["reply"]), given)
         except OSError:
             self.finish("client_gone", 0.0)
         finally:
-            os.close(fds[1])
+            for fd in given:
+                os.close(fd)
         arguments = (connection, session, self._backend, self._log, self._client_gone)
         threading.Thread(target=serve_side, args=arguments, name="topkd-side", daemon=True).start()
 

@@ -24,7 +24,7 @@ from ._directory import ATTACH_SOCKET, GRPC_SOCKET, DirectoryError, SocketDirect
 from ._front_endpoints import LIVE, bind_tcp, make_health_server, make_server, read_attach_token
 from ._front_http import MetricsServer
 from ._front_rpc import CONTROL, SELECTION, ControlService, Forwarder, TokenInterceptor
-from ._front_sessions import FrontSession, FrontSessions, check_attach, server_info
+from ._front_sessions import PIDFD_REVISION, FrontSession, FrontSessions, check_attach, server_info
 from ._front_side import SideConnection, SideListener
 from ._life import live
 from ._process import ProcessFigures, mps_runs
@@ -218,7 +218,8 @@ class Front:
                 return
             # A worker that sees its client's end before we do ends in order, by itself.
             worker.on_exit = lambda: self._end(session, "worker_lost" if worker.popen.returncode else "client_gone")
-            message = {"t": "session", "id": session.id, "token": session.token}
+            pidfd = request.protocol_revision >= PIDFD_REVISION
+            message = {"t": "session", "id": session.id, "token": session.token, "pidfd": pidfd}
             side.hand_over(worker.tell, message, self._describe(session, worker.address))
             self._count_attach("unix", request, started)
             log.info("attached", worker=worker.popen.pid)

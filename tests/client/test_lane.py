@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import topkd
-from topkd._lane import LaneBook
-from topkd._words import FIRST_LANE, Words
 
 
 @pytest.fixture
@@ -108,31 +104,3 @@ def call_for_a_while(lane: topkd.Lane) -> None:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         lane.call_host()
-
-
-@pytest.fixture
-def words() -> Iterator[Words]:
-    fd = os.memfd_create("words")
-    os.ftruncate(fd, 4096)
-    yield Words(fd)
-    os.close(fd)
-
-
-class Opened:
-    line = FIRST_LANE + 2
-    closed = False
-
-
-def test_who_waits_for_a_lane_of_a_lost_session_is_released_again_and_again(words: Words) -> None:
-    book, lane = LaneBook(words), Opened()
-    book.add(lane)  # type: ignore[arg-type]
-    book.lose("gone")
-    book.lose("gone")
-    assert isinstance(book.lost, topkd.SessionLostError)
-    for _ in range(64):  # the calls of a graph
-        assert words.wait_done(lane.line, 1, 10)
-        words.set_done(lane.line, 0)
-    lane.closed = True
-    time.sleep(0.1)
-    words.set_done(lane.line, 0)
-    assert not words.wait_done(lane.line, 1, 0.1)

@@ -29,7 +29,7 @@ class Device:
 
     made: list[Device]
 
-    def __init__(self, words: Words, ordinal: int) -> None:
+    def __init__(self, words: Words, guard: Any, ordinal: int) -> None:
         self.notes: list[tuple[Any, ...]] = []
         self.made.append(self)
 
@@ -42,11 +42,12 @@ class Device:
     def wait_done(self, stream: int, slot: int, value: int) -> None:
         self.notes.append(("done", stream, slot, value))
 
-    def retire(self, streams: list[Stream]) -> None:
+    def retire(self, streams: list[Stream], lanes: Any) -> None:
         self.notes.append(("retire", *streams))
 
 
 A, B, C = Stream(1), Stream(2), Stream(3)
+GUARD: Any = object()
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def words() -> Iterator[Words]:
 def timeline(words: Words, monkeypatch: pytest.MonkeyPatch) -> Timeline:
     monkeypatch.setattr(Device, "made", [], raising=False)
     monkeypatch.setattr(_cuda_words, "DeviceWords", Device)
-    return Timeline(words, 2, 0, ready_timeout=0.25, timeout=0.2)
+    return Timeline(words, GUARD, 2, 0, ready_timeout=0.25, timeout=0.2)
 
 
 def begin(timeline: Timeline, stream: Stream) -> Any:
@@ -164,21 +165,38 @@ def test_words_of_calls_that_never_were_tell_nothing(timeline: Timeline, words: 
     assert timeline.failure() is None
 
 
-def test_a_lost_session_lets_every_stream_go_and_says_so(timeline: Timeline, words: Words) -> None:
+def test_a_lost_session_says_so_and_leaves_its_streams_to_the_watchdog(timeline: Timeline, words: Words) -> None:
     call(timeline, A)
     told: list[tuple[Exception, int]] = []
     timeline.close(True, lambda error: told.append((error, words.done(0))))
     [(error, before)] = told
     assert isinstance(error, topkd.SessionLostError)
     assert before == 0  # told first: who wakes up finds it
-    assert [words.done(slot) for slot in range(2)] == [POISON] * 2
-    words.set_done(0, 1)  # a last store of a worker that dies
-    deadline = time.monotonic() + 5
-    while words.done(0) != POISON:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert words.done(0) == 0  # the watchdog's to store, once the worker can write no more
+    let_go(words, 0)
+    assert timeline.failure() is None  # told already
     assert Device.made[0].notes[-1] == ("retire", A)
     assert timeline.begin(A) is None
+
+
+def let_go(words: Words, slot: int) -> None:
+    """Does what the watchdog does."""
+    words.set_end(slot, words.done(slot) + 1)
+    words.set_done(slot, POISON)
+
+
+def test_who_is_let_go_hears_of_it_before_the_session_does(timeline: Timeline, words: Words) -> None:
+    call(timeline, A)
+    call(timeline, B)
+    words.set_done(0, 1)
+    let_go(words, 0)
+    assert timeline.failure() is None  # it was over
+    let_go(words, 1)
+    assert isinstance(timeline.failure(), topkd.SessionLostError)
+    assert timeline.failure() is None
+    told: list[Exception] = []
+    timeline.close(True, told.append)
+    assert told == []
 
 
 def test_a_call_that_is_accepted_while_the_session_is_lost_fails(timeline: Timeline) -> None:

@@ -4,6 +4,8 @@ Modes:
     long    attaches, and makes calls of some seconds each, one after another
     steady  makes short calls as fast as it can, checks every bit, and reports when its standard input ends
     idle    attaches, registers memory, makes a plan, and waits for its standard input to end
+    lane, long-lane, steady-lane
+            the same by a lane: open and not called; a call of many seconds; short calls
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def say(**what: object) -> None:
     print(json.dumps(what), flush=True)
 
 
-def hold(client: topkd.Client) -> tuple[object, object]:
+def hold(client: topkd.Client) -> tuple[object, topkd.Plan]:
     """Registers memory, touched by the server, and makes a plan."""
     scores = client.empty((MEMORY_BYTES // 4 // WIDTH, WIDTH), "float32")
     scores[:] = np.arange(WIDTH, dtype=np.float32)
@@ -67,7 +69,15 @@ def wait_for_end(ended: threading.Event) -> None:
     ended.set()
 
 
-def run_steady(client: topkd.Client) -> None:
+def run_long_lane(client: topkd.Client) -> None:
+    """A call of a lane that takes far longer than a test."""
+    scores, k = long_call(client, 60.0)
+    with client.plan(scores, k, timeout=60) as plan, plan.lane(timeout=600) as lane:
+        say(state="calling")
+        lane.call_host()
+
+
+def run_steady(client: topkd.Client, by_lane: bool) -> None:
     """Short calls, each checked."""
     rng = np.random.default_rng(5)
     scores = client.empty((4, 2048), "float32")
@@ -75,13 +85,16 @@ def run_steady(client: topkd.Client) -> None:
     threading.Thread(target=wait_for_end, args=(ended,), daemon=True).start()
     calls = wrong = failed = 0
     longest = 0.0
+    options = {"order": "index", "ties": "lowest"}
+    lane = client.plan(scores, 64, **options).lane() if by_lane else None
     say(state="calling")
     while not ended.is_set():
         scores[:] = rng.permutation(scores.size).reshape(scores.shape)
         want = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :64], axis=1)
         started = time.monotonic()
         try:
-            got = client.select_topk(scores, 64, order="index", ties="lowest").indices
+            result = client.select_topk(scores, 64, **options) if lane is None else lane.call_host()
+            got = result.indices
             wrong += not np.array_equal(got, want)
         except topkd.TopkdError as error:
             failed += 1
@@ -98,10 +111,15 @@ def main(target: str, mode: str) -> None:
         say(state="attached")
         if mode == "long":
             run_long(client)
-        elif mode == "steady":
-            run_steady(client)
+        elif mode == "long-lane":
+            run_long_lane(client)
+        elif mode in ("steady", "steady-lane"):
+            run_steady(client, by_lane=mode == "steady-lane")
         else:
             held = hold(client)
+            lane = held[1].lane() if mode == "lane" else None
+            if lane is not None:
+                lane.call_host()
             say(state="idle", held=len(held))
             sys.stdin.read()
 

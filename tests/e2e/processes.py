@@ -95,6 +95,11 @@ def kill(pid: int) -> float:
     return time.monotonic()
 
 
+def resume(pid: int) -> None:
+    """Sends SIGCONT."""
+    os.kill(pid, signal.SIGCONT)
+
+
 def wait_until_busy(pid: int, seconds: float = 0.2, timeout: float = 10.0) -> None:
     """Waits until a process has used more processor time."""
     before = cpu_seconds(pid)

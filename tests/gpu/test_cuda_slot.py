@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry  # noqa: E402 - after the check 
 
 from topkd import kernels  # noqa: E402
 from topkd._cuda_words import DeviceWords  # noqa: E402
+from topkd._guard import Guard  # noqa: E402
 from topkd._words import POISON, Words  # noqa: E402
 from topkd.server import _logging  # noqa: E402
 from topkd.server._execute import Executor  # noqa: E402
@@ -45,7 +46,7 @@ class Both:
         self.theirs = Words(fd)
         self.timeline = Timeline(self.theirs, self._open, TurnQueue(), ServerLimits(), metrics, log)
         self.ours = Words(fd)
-        self.device = DeviceWords(self.ours, 0)
+        self.device = DeviceWords(self.ours, Guard(fd, os.pidfd_open(os.getpid())), 0)
         self.stream = torch.cuda.Stream()
         self.value = 0
         self.scores = torch.randperm(ROWS * WIDTH, device="cuda").view(ROWS, WIDTH).float()

@@ -57,12 +57,11 @@ class Caller:
 
     def call(self, lane: int, number: int, ring: bool = True, timeout: float = 5) -> bool:
         line = FIRST_LANE + lane
+        self.words.set_done(line, 0)
         self.words.set_ready(line, number)
         if ring:
             self.words.ring(CLIENT_BELL)
-        came = self.words.wait_done(line, 1, timeout)
-        self.words.set_done(line, 0)
-        return came
+        return self.words.wait_done(line, 1, timeout)
 
     def wrote(self, number: int) -> bool:
         out = self.outs[number]
