@@ -16,6 +16,7 @@ import datetime
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -30,33 +31,48 @@ _GRACE_S = 30
 
 
 def run_mode(device: str, work: Work, environment: dict[str, str] | None) -> dict[str, Any]:
-    """Measures in a process with an environment (None: this one's)."""
-    done = subprocess.run(
-        command(device, work),
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=work.limit_seconds + _GRACE_S,
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    """Measures in a process with an environment (None: this one's).
+
+    Returns:
+        Its figures; if it failed after its first ones, those, and why under `failed`.
+
+    Raises:
+        RuntimeError: it failed before.
+    """
+    why = ""
+    with subprocess.Popen(command(device, work), env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            output, _ = process.communicate(timeout=work.limit_seconds + _GRACE_S)
+            why = f"ended with status {process.returncode}" if process.returncode else ""
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            why = "took too long"
+    lines = [line for line in output.splitlines() if line.endswith("}")]
+    if not lines:
+        raise RuntimeError(f"nothing was measured: the process {why}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found | {"failed": why} if why else found
 
 
-def measure(device: str, work: Work, modes: list[str]) -> dict[str, dict[str, Any]]:
-    """Returns the figures by mode; a mode that there cannot be here is left out, and said."""
+def measure(device: str, work: Work, modes: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each mode and its figures; a mode that there cannot be here is left out, and said.
+
+    Clients that check their outputs call under MPS, clients that are killed without it.
+    """
     if device == "cpu":
-        return {"cpu": run_mode(device, work, None)}
-    found: dict[str, dict[str, Any]] = {}
+        yield "cpu", run_mode(device, work, None)
+        return
+    both = False
     if "mps" in modes:
         with with_mps() as environment:
             if environment is None:
                 print("no MPS here: its figures are left out", file=sys.stderr)
             else:
-                found["mps"] = run_mode(device, replace(work, kill_seconds=0.0), environment)
+                yield "mps", run_mode(device, replace(work, kill_seconds=0.0), environment)
+                both = True
     if service_report.NO_MPS in modes:
-        found[service_report.NO_MPS] = run_mode(device, work, without_mps())
-    return found
+        yield service_report.NO_MPS, run_mode(device, replace(work, soak_seconds=0.0) if both else work, without_mps())
 
 
 def folder_of(device: str, name: str) -> str:
@@ -98,23 +114,37 @@ def work_of(options: argparse.Namespace) -> Work:
 def main(arguments: list[str] | None = None) -> None:
     """Measures, prints, writes."""
     options = parse(arguments)
-    found = measure(options.device, work_of(options), options.modes.split(","))
+    found: dict[str, dict[str, Any]] = {}
+    for mode, figures in measure(options.device, work_of(options), options.modes.split(",")):
+        found[mode] = figures
+        write(options, found)  # the next mode may fail
     if not found:
         sys.exit("nothing was measured")
+    about = about_run(found)
+    print(f"{about['device']}, {about['versions']}, {about['date']}")
+    for line in (*service_report.table(found), *service_report.plot(found)):
+        print(line)
+    if failed := [f"{mode} {figures['failed']}" for mode, figures in found.items() if "failed" in figures]:
+        sys.exit("; ".join(failed))
+
+
+def about_run(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Returns where and when."""
     name = next(iter(found.values()))["device"]
     versions = ", ".join(f"{package} {metadata.version(package)}" for package in ("torch", "grpcio"))
-    about = {
+    return {
         "device": name,
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "versions": f"{versions}, Python {sys.version.split()[0]}",
     }
-    print(f"{about['device']}, {about['versions']}, {about['date']}")
-    for line in (*service_report.table(found), *service_report.plot(found)):
-        print(line)
-    path = options.results / folder_of(options.device, name) / "service.json"
+
+
+def write(options: argparse.Namespace, found: dict[str, dict[str, Any]]) -> None:
+    """Writes the record of what was measured so far."""
+    about = about_run(found)
+    path = options.results / folder_of(options.device, about["device"]) / "service.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(service_report.record(found, about), indent=2) + "\n")
-    print(f"written: {path}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def measure(client: topkd.Client, folder: Path, calls: int) -> dict[str, Any]:
     Args:
         client: of a server whose spare worker is warm.
         folder: for the bare server's sockets.
-        calls: of each kind.
+        calls: of each kind that has a goal for itself; a fourth of the others, and of batches.
 
     Returns:
         `stream_over_echo`, `unary_over_echo` (less the device time that the server reports, over the bare call),
@@ -57,22 +57,25 @@ def measure(client: topkd.Client, folder: Path, calls: int) -> dict[str, Any]:
         singles: dict[str, Callable[[], float]] = {
             "stream_echo": message,
             "stream_plan": lambda: stream.run(plan, wait="host").device_time,
-            "stream_selection": lambda: stream.select_topk_batch([one], wait="host")[0].device_time,
             "unary_echo": bare["echo"],
             "unary_plan": lambda: plan(wait="host").device_time,
+        }
+        others: dict[str, Callable[[], float]] = {
+            "stream_selection": lambda: stream.select_topk_batch([one], wait="host")[0].device_time,
             "unary_selection": lambda: client.select_topk_batch([one], wait="host")[0].device_time,
         }
         if not isinstance(one.input, np.ndarray):
-            singles["ordered_plan"] = lambda: plan().device_time
-            singles["ordered_stream_plan"] = lambda: stream.run(plan).device_time
+            others["ordered_plan"] = lambda: plan().device_time
+            others["ordered_stream_plan"] = lambda: stream.run(plan).device_time
         batches: dict[str, Callable[[], float]] = {
             "one_plan": lambda: plan(wait="host").device_time,
             "batch_of_plans": lambda: client.select_topk_batch(plans, wait="host")[0].device_time,
             "batch_of_selections": lambda: client.select_topk_batch(selections, wait="host")[0].device_time,
         }
         medians: dict[str, float] = {}
-        for kinds, count in ((singles, calls), (batches, max(calls // 4, 10))):
-            take_turns(kinds, min(WARM, count))
+        fewer = max(calls // 4, 10)
+        for kinds, count in ((singles, calls), (others, fewer), (batches, fewer)):
+            take_turns(kinds, min(WARM, count // 2))
             for name, (beyond, computed) in take_turns(kinds, count).items():
                 whole = beyond + computed if kinds is batches else beyond
                 medians[name] = round(float(np.median(whole)) * 1e6, 2)

@@ -1,6 +1,6 @@
 """Measures a server and this client of it, as the environment has it: under MPS or not. One process of `service`.
 
-`python -m tests.bench.service_mode DEVICE OPTIONS_JSON`; the last line of its output is the figures.
+`python -m tests.bench.service_mode DEVICE OPTIONS_JSON` writes lines of JSON, each with all figures so far.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ SHORT = Work(calls=100, rate_seconds=1.0, soak_seconds=2.0, kill_seconds=0.0, cl
 """Enough to see that everything runs."""
 
 
-def say(text: str) -> None:
-    """Tells of progress."""
-    print(text, file=sys.stderr, flush=True)
+def say(found: dict[str, Any], *parts: str) -> None:
+    """Writes the figures so far, and new ones for who looks on."""
+    for part in parts:
+        print(f"{part}: {found[part]}", file=sys.stderr, flush=True)
+    print(json.dumps(found), flush=True)
 
 
-def measure(device: str, work: Work) -> dict[str, Any]:
+def measure(device: str, work: Work) -> None:
     """Starts a server, measures, and stops it."""
     folder = Path(tempfile.mkdtemp(prefix="topkd-"))
     server = Running(folder / "s", device, limits={"sessions": 2 * work.clients + 2})
@@ -60,32 +62,28 @@ def measure(device: str, work: Work) -> dict[str, Any]:
             server.settle()
             found: dict[str, Any] = {"device": client.info().device.name}
             found |= service_calls.measure(client, folder, work.calls)
-            say(f"calls: {found}")
-            found["lanes"] = []
             shapes = [service_lanes.SMALL] if device == "cpu" else service_lanes.SHAPES
             lanes = service_lanes.measure_cpu if device == "cpu" else service_lanes.measure_cuda
-            for shape in shapes:
-                found["lanes"].append(lanes(client, shape, work.calls))
-                say(f"lane: {found['lanes'][-1]}")
+            found["lanes"] = [lanes(client, shape, work.calls) for shape in shapes]
+            say(found, "calls_us", "lanes")
             if work.rate_seconds:
                 found["rate"] = service_load.keep_up(server, client, device, work.rate_seconds)
-                say(f"rate: {found['rate']}")
+                say(found, "rate")
         for name, seconds in (("soak", work.soak_seconds), ("kills", work.kill_seconds)):
             if seconds:
                 how = {"clients": work.clients, "kills": name == "kills"}
                 found[name] = service_load.check_answers(server.socket_dir, device, seconds, **how)
-                say(f"{name}: {found[name]}")
+                say(found, name)
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    return found
 
 
 def main() -> None:
     """The command line."""
     work = Work(**json.loads(sys.argv[2]))
     faulthandler.dump_traceback_later(work.limit_seconds, exit=True)
-    print(json.dumps(measure(sys.argv[1], work)), flush=True)
+    measure(sys.argv[1], work)
 
 
 def command(device: str, work: Work) -> list[str]:

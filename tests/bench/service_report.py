@@ -80,6 +80,8 @@ def table(found: Mapping[str, Found]) -> Iterator[str]:
         yield f"{mode}: us of remote calls, medians (single ones less the device's time, batches whole)"
         calls = figures["calls_us"]
         yield "  " + ", ".join(f"{name.replace('_', ' ')} {us:.0f}" for name, us in calls.items())
+        if "failed" in figures:
+            yield f"{mode}: {figures['failed']}: not all was measured"
         for name in ("rate", "soak", "kills"):
             if name in figures:
                 yield f"{mode}: {name}: " + ", ".join(f"{key} {value}" for key, value in figures[name].items())
