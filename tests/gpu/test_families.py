@@ -100,10 +100,10 @@ def test_crowds_at_the_bounds_of_the_lists(kernel: str, dtype: str) -> None:
     for bound in crowds(kernel):
         done = 0
         for crowd in around(bound):
-            for width in {min(most, 2 * bound + 3), min(most, 131_072)}:
-                if crowd < width:
-                    scores = crowded(2, width, crowd, DTYPES[dtype])
-                    done += sum(agrees(kernel, scores, k) for k in {1, *around(min(crowd, MAX_K - 1))})
+            width = min(most, 2 * bound + 3)
+            if crowd < width:
+                scores = crowded(2, width, crowd, DTYPES[dtype])
+                done += sum(agrees(kernel, scores, k) for k in {1, *around(min(crowd, MAX_K - 1))})
         assert done > 10 or bound >= most
 
 
@@ -133,8 +133,7 @@ def test_lengths_at_the_bounds_of_a_row(kernel: str, dtype: str) -> None:
             equal = torch.zeros_like(scores)
             for k in {1, min(width // 2, 2048)}:
                 assert agrees(kernel, scores[:, 1:], k)
-                assert agrees(kernel, scores[:, :width], k)
-                assert agrees(kernel, equal[:, :width], k)
+                assert agrees(kernel, (scores if k == 1 else equal)[:, :width], k)
 
 
 @pytest.mark.parametrize("kernel", FAMILIES)
