@@ -162,10 +162,11 @@ deploy-render: $(DEPLOY_VENV)/.ready ## Renew the chart's README and the plain m
 image-lock: $(DEPLOY_VENV)/.ready ## Renew the hashed locks of the image's wheels
 	PATH=$(CURDIR)/$(DEPLOY_VENV)/bin:$$PATH python deploy/image/lock.py
 
-##@ Later
+##@ Harm
 .PHONY: chaos
-chaos: ## (issue 4) Kill, stall and flood real processes
-	@echo 'chaos: not there yet, issue 4 is open' >&2; exit 2
+chaos: $(READY) ## Kill clients and workers at random for three minutes (CHAOS_ARGS='--seconds 20'): nothing wrong, nothing hangs
+	$(check-folder)
+	cd build/check && $(PY) -m tests.chaos $(CHAOS_ARGS)
 
 ##@ Making
 .PHONY: venv wheel proto proto-release clean help

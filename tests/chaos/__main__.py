@@ -1,0 +1,7 @@
+"""The command of `make chaos`."""
+
+import sys
+
+from tests.chaos.run import main
+
+sys.exit(main())
