@@ -94,7 +94,8 @@ class Client(ClientBase):
         put there, too; `Region.shared` says how much. `Client.empty` shares nothing else.
 
         Raises:
-            RegionError: It cannot be shared, and why: ordinary host memory, expandable segments, another device.
+            RegionError: It cannot be shared, and why: ordinary host memory, another device, memory whose owner has
+                made it so that it cannot.
         """
         return _flows.drive(
             _flows.blocking(self._core, lambda session: _region.register(self._core, tensor, session), None)

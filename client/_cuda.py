@@ -172,9 +172,8 @@ class ForeignMemory:
             self.share_message = _share(self.address, self.size, self.device)
         except RegionError as error:
             raise RegionError(
-                f"the tensor's memory has no CUDA IPC handle ({error}): it comes from an expandable segment "
-                "(PYTORCH_CUDA_ALLOC_CONF), a VMM or stream-ordered pool, or another process; allocate it with "
-                "client.empty"
+                f"the tensor's memory has no CUDA IPC handle ({error}): it comes from a stream-ordered pool or another "
+                "process; allocate it with client.empty"
             ) from None
 
 

@@ -5,6 +5,7 @@ Everything here blocks; the asynchronous client runs it on threads.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -72,7 +73,8 @@ class Pool:
         ids = {}
         for record in self._records:
             if record.memory.device == session.memory_device:
-                ids[record] = session.register(record, _CALL_BOUND)
+                with contextlib.suppress(RegionError):  # its owner has unmapped it: calls copy it, plans of it break
+                    ids[record] = session.register(record, _CALL_BOUND)
         session.index = RegionIndex(ids)
         if len(ids) < len(self._records):
             self.arena = Arena()  # the server's device is another one: idle slots are of no use to it

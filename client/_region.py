@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from topkd import _arrays
 from topkd._arrays import HOST
@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 
     from topkd._arrays import View
     from topkd._core import Core
+    from topkd._cuda import ForeignMemory
+    from topkd._cuda_vmm import VmmMemory
     from topkd._session import Session
 
 __all__ = ["Region", "register"]
+
+_VMM_REVISION: Final = 4
+"""Of the protocol: servers since take descriptors of allocations."""
 
 
 class Region:
@@ -82,13 +87,30 @@ def register(core: Core, tensor: Any, session: Session) -> Region:
         record = core.holder_of(view.address, nbytes)
         if record is None:
             _check_shareable(view, device, session.info.device.uuid)
-            from topkd._cuda import ForeignMemory
-
-            record = core.share(session, Record(ForeignMemory(tensor), own=False))
+            record = core.share(session, Record(_foreign(tensor, view, nbytes, session), own=False))
         record.holders += 1
     memory = record.memory
     shared = Shared(memory.address, memory.size, view.address - memory.address, nbytes, memory.size - nbytes)
     return Region(core, record, tensor, shared)
+
+
+def _foreign(tensor: Any, view: View, nbytes: int, session: Session) -> ForeignMemory | VmmMemory:
+    """Finds the allocations that hold a tensor.
+
+    Raises:
+        RegionError: They cannot be shared; the message says why.
+    """
+    from topkd._cuda import ForeignMemory
+    from topkd._cuda_vmm import VmmMemory, is_vmm
+
+    if not is_vmm(view.address, view.device):
+        return ForeignMemory(tensor)
+    if session.info.protocol_revision < _VMM_REVISION:
+        raise RegionError(
+            "the tensor's memory has no CUDA IPC handle, and the server is too old to take it by descriptors: "
+            "allocate it with client.empty"
+        )
+    return VmmMemory(tensor, nbytes)
 
 
 def _check_shareable(view: View, device: int, uuid: str) -> None:

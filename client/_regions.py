@@ -7,6 +7,7 @@ from an address to a region id. It is replaced whole on every change, so that re
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from topkd import _arrays, _codec
@@ -14,6 +15,7 @@ from topkd import _arrays, _codec
 if TYPE_CHECKING:
     from topkd._arrays import View
     from topkd._cuda import CudaMemory, ForeignMemory
+    from topkd._cuda_vmm import VmmMemory
     from topkd._memory import HostMemory
     from topkd.v1 import selection_pb2, tensor_pb2
 
@@ -24,7 +26,7 @@ _CACHED = 4096
 
 
 class Record:
-    """Shared memory: a memfd, device memory of the client's own, or an allocation that the user registered.
+    """Shared memory: a memfd, device memory of the client's own, or allocations that the user registered.
 
     Attributes:
         memory: What keeps it alive and knows how to share it.
@@ -34,7 +36,7 @@ class Record:
 
     __slots__ = ("__weakref__", "holders", "memory", "own")
 
-    def __init__(self, memory: HostMemory | CudaMemory | ForeignMemory, own: bool = True) -> None:
+    def __init__(self, memory: HostMemory | CudaMemory | ForeignMemory | VmmMemory, own: bool = True) -> None:
         self.memory = memory
         self.own = own
         self.holders = 0
@@ -49,12 +51,13 @@ class RegionIndex:
         requests: Requests that name regions and plans only, by everything that they are made from.
     """
 
-    __slots__ = ("_entries", "_kept", "_starts", "cache", "ids", "requests")
+    __slots__ = ("_entries", "_kept", "_reach", "_starts", "cache", "ids", "requests")
 
     def __init__(self, ids: dict[Record, int]) -> None:
         self.ids = ids
         self._entries = sorted((r.memory.address, r.memory.address + r.memory.size, i) for r, i in ids.items())
         self._starts = [start for start, _, _ in self._entries]
+        self._reach = list(accumulate((end for _, end, _ in self._entries), max))
         self.cache: dict[Any, tensor_pb2.Tensor] = {}
         self.requests: dict[Any, selection_pb2.SelectTopKRequest] = {}
         self._kept = 0
@@ -70,10 +73,12 @@ class RegionIndex:
     def find(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """Returns (region id, offset) of the bytes, None unless one region holds them all."""
         place = bisect_right(self._starts, address) - 1
-        if place < 0:
-            return None
-        start, end, region_id = self._entries[place]
-        return (region_id, address - start) if address + nbytes <= end else None
+        while place >= 0 and self._reach[place] > address:
+            start, end, region_id = self._entries[place]
+            if address + nbytes <= end:
+                return region_id, address - start
+            place -= 1  # regions of one segment may overlap
+        return None
 
     def locate(self, key: Any, view: View) -> tensor_pb2.Tensor | None:
         """Returns the encoded tensor if it lies in a region, and keeps it under `key`.

@@ -230,16 +230,22 @@ class LocalSession(Session):
             book.lose(self._because or "its client is closed")
 
     def register(self, record: Record, timeout: float) -> int:
-        fd = getattr(record.memory, "fd", None)
-        if fd is None:
+        memory: Any = record.memory
+        if hasattr(memory, "exported"):
+            with memory.exported() as (message, fds):
+                return int(self._ask(message, fds, timeout).registered_vmm.region_id)
+        if not hasattr(memory, "fd"):
             return super().register(record, timeout)
-        message = side_pb2.SideRequest(register_memfd=side_pb2.RegisterMemfd(size=record.memory.size))
+        message = side_pb2.SideRequest(register_memfd=side_pb2.RegisterMemfd(size=memory.size))
+        return int(self._ask(message, [memory.fd], timeout).registered_memfd.region_id)
+
+    def _ask(self, message: side_pb2.SideRequest, fds: Sequence[int], timeout: float) -> side_pb2.SideReply:
         try:
-            reply, _ = self._side.request(message, [fd], timeout)
+            reply, _ = self._side.request(message, fds, timeout)
         except SessionLostError as error:
             self.lose(str(error))
             raise
-        return reply.registered_memfd.region_id
+        return reply
 
     def _detach(self) -> None:
         self._side.tell(side_pb2.SideRequest(detach=side_pb2.Detach()))

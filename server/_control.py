@@ -33,8 +33,10 @@ def send_packet(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> No
     sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
 
 
-def receive_packet(sock: socket.socket, limit: int = MAX_PACKET) -> tuple[bytes, list[int]] | None:
-    """Receives one packet; None at the end of the connection.
+def receive_packet(
+    sock: socket.socket, limit: int = MAX_PACKET, most_fds: int = _MAX_FDS
+) -> tuple[bytes, list[int]] | None:
+    """Receives one packet of at most so many bytes and descriptors; None at the end of the connection.
 
     Returns:
         The bytes and the descriptors (close-on-exec), which the caller owns.
@@ -42,7 +44,7 @@ def receive_packet(sock: socket.socket, limit: int = MAX_PACKET) -> tuple[bytes,
     Raises:
         ValueError: a packet or its descriptors were cut; what came is closed.
     """
-    data, ancillary, flags, _ = sock.recvmsg(limit, socket.CMSG_SPACE(_MAX_FDS * _FD_BYTES), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, flags, _ = sock.recvmsg(limit, socket.CMSG_SPACE(most_fds * _FD_BYTES), socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

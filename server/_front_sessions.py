@@ -15,7 +15,7 @@ from .metrics import ServerMetrics
 
 __all__ = ["PIDFD_REVISION", "FrontSession", "FrontSessions", "server_info"]
 
-PROTOCOL_REVISION = 3
+PROTOCOL_REVISION = 4
 PIDFD_REVISION = 3
 """From which on a client takes a pidfd of its worker beside the page."""
 _RETRY_AFTER_MS = 1000

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from topkd.v1 import control_pb2, selection_pb2, tensor_pb2
+from topkd.v1 import control_pb2, selection_pb2, side_pb2, tensor_pb2
 
 from ._views import View
 
@@ -35,7 +35,7 @@ class Region(Protocol):
     Attributes:
         size: bytes.
         address: where it begins here, as far as alignment goes.
-        kind: "memfd" or "cuda_ipc".
+        kind: "memfd", "cuda_ipc" or "vmm".
     """
 
     size: int
@@ -68,6 +68,9 @@ class Backend(Protocol):
 
     def open_cuda_ipc(self, memory: selection_pb2.CudaIpcMemory) -> Region:
         """Opens device memory of another process. Raises ServerError."""
+
+    def open_vmm(self, message: side_pb2.RegisterVmm, fds: Sequence[int]) -> Region:
+        """Maps allocations of another process by their descriptors, which stay the caller's. Raises ServerError."""
 
     def run(self, calls: Sequence[Callable[[], None]]) -> list[int]:
         """Runs calls in order, waits for the device, returns the nanoseconds of each, measured on the device."""

@@ -1,10 +1,10 @@
-"""The CUDA backend: regions are allocations of other processes, opened by their IPC handles.
+"""The CUDA backend: regions are allocations of other processes, opened by their IPC handles or by descriptors.
 
 - A handle stands for a whole allocation. Opening it again in one context gives the same address and raises the driver's
   count, so one `_Allocation` counts the regions over it. It is found by address, never by handle: a freed address can
   come back with the same handle (NVIDIA, CUDA Runtime API, "cudaIpcOpenMemHandle").
 - `cudaIpcCloseMemHandle` synchronises the device: a reaper thread calls it, after the work that used the memory; the
-  caller waits for it.
+  caller waits for it. `_memory_vmm` says how memory without such a handle is mapped; it goes the same way.
 - The process sees exactly one device, number 0 (`select_device` in `topkd.server._device`).
 """
 
@@ -12,15 +12,17 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from topkd import kernels
 from topkd._words import Words
-from topkd.v1 import control_pb2, selection_pb2
+from topkd.v1 import control_pb2, selection_pb2, side_pb2
 
 from ._memory import DTYPES
+from ._memory_vmm import VmmMapping, VmmSpace
 from ._views import View
 from .errors import DeviceMismatchError, FieldError, IpcOpenFailedError, KernelFailedError
 
@@ -51,35 +53,34 @@ class _Allocation:
 
 
 class CudaRegion:
-    """A part of an opened allocation."""
+    """Mapped memory of a client, and what closes it."""
 
-    kind = "cuda_ipc"
-
-    def __init__(self, backend: "CudaBackend", allocation: _Allocation, offset: int, size: int) -> None:
+    def __init__(self, kind: str, address: int, size: int, device: torch.device, close: Callable[[], None]) -> None:
+        self.kind = kind
         self.size = size
-        self._backend = backend
-        self._allocation: _Allocation | None = allocation
-        self.address = allocation.base + offset
+        self.address = address
+        self._device = device
+        self._close: Callable[[], None] | None = close
         self._typed: dict[int, torch.Tensor] = {}
 
     def tensor(self, view: View) -> torch.Tensor:
         """Returns a view that `check_region_view` has passed."""
         dtype = DTYPES[view.dtype]
         if view.elements == 0:
-            return torch.empty(view.shape, dtype=dtype, device=self._backend.device)
+            return torch.empty(view.shape, dtype=dtype, device=self._device)
         typed = self._typed.get(view.dtype)
         if typed is None:
             whole = self.size // dtype.itemsize * dtype.itemsize
-            typed = torch.as_tensor(_Bytes(self.address, whole), device=self._backend.device).view(dtype)
+            typed = torch.as_tensor(_Bytes(self.address, whole), device=self._device).view(dtype)
             self._typed[view.dtype] = typed
         return typed.as_strided(view.shape, view.strides, view.offset)
 
     def close(self) -> None:
-        """Closes the mapping if no other region uses its allocation; blocks until the device has let go of it."""
+        """Closes the mapping where no other region uses it; blocks until the device has let go of it."""
         self._typed.clear()
-        allocation, self._allocation = self._allocation, None
-        if allocation is not None:
-            self._backend.release(allocation)
+        close, self._close = self._close, None
+        if close is not None:
+            close()
 
 
 class CudaBackend:
@@ -95,6 +96,7 @@ class CudaBackend:
         self._local = threading.local()
         self._lock = threading.Lock()
         self._allocations: dict[int, _Allocation] = {}
+        self._vmm = VmmSpace(driver, 0)
         self._events: list[tuple[Any, Any]] = []
         self._commit: kernels.Commit | None = None
         self._mapped: MappedWords | None = None  # of the one session that the worker has
@@ -138,7 +140,18 @@ class CudaBackend:
             self.release(allocation)
             text = f"offset {memory.offset} and size {memory.size} end beyond the allocation of {allocation.size} bytes"
             raise FieldError(text, field="cuda_ipc.offset" if memory.offset > allocation.size else "cuda_ipc.size")
-        return CudaRegion(self, allocation, memory.offset, memory.size)
+        address, release = allocation.base + memory.offset, partial(self.release, allocation)
+        return CudaRegion("cuda_ipc", address, memory.size, self.device, release)
+
+    def open_vmm(self, message: side_pb2.RegisterVmm, fds: Sequence[int]) -> CudaRegion:
+        """Maps allocations of another process that come by descriptors; those stay the caller's."""
+        if message.device_uuid != self.info.uuid:
+            text = f"device_uuid is {message.device_uuid!r}; this server runs on {self.info.uuid!r}"
+            raise DeviceMismatchError(text, field="register_vmm.device_uuid")
+        with self._lock:
+            self._runtime.cudaSetDevice(0)
+            mapping = self._vmm.open(message, fds)
+        return CudaRegion("vmm", mapping.address, mapping.size, self.device, partial(self._release_vmm, mapping))
 
     def _open(self, handle_bytes: bytes) -> _Allocation:
         """Opens a handle, or finds the allocation that it leads to; the lock is held."""
@@ -176,6 +189,16 @@ class CudaBackend:
             del self._allocations[allocation.base]
             closing = self._reaper.submit(self._close, allocation.base)
             closing.result()  # under the lock: a handle that is opened meanwhile must not meet a mapping that goes away
+
+    def _release_vmm(self, mapping: VmmMapping) -> None:
+        """Takes one user off allocations, and unmaps those that have none left, in the reaper's thread; waits."""
+        with self._lock:
+            self._reaper.submit(self._close_vmm, mapping).result()
+
+    def _close_vmm(self, mapping: VmmMapping) -> None:
+        self._runtime.cudaSetDevice(0)
+        torch.cuda.synchronize(self.device)  # closing an IPC handle does, unmapping does not
+        self._vmm.close(mapping)
 
     def _close(self, base: int) -> None:
         self._runtime.cudaSetDevice(0)

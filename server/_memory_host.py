@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from topkd._words import Words
-from topkd.v1 import control_pb2, selection_pb2
+from topkd.v1 import control_pb2, selection_pb2, side_pb2
 
 from ._memory import DTYPES
 from ._views import View
@@ -111,6 +111,10 @@ class HostBackend:
         raise DeviceMismatchError(
             "this server runs on the CPU; register host memory over the side socket", field="cuda_ipc"
         )
+
+    def open_vmm(self, message: side_pb2.RegisterVmm, fds: Sequence[int]) -> HostRegion:
+        """Refuses: this server has no GPU."""
+        raise DeviceMismatchError("this server runs on the CPU; register host memory", field="register_vmm")
 
     def run(self, calls: Sequence[Callable[[], None]]) -> list[int]:
         """Runs calls one after another and returns the nanoseconds of each."""

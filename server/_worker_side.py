@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from google.protobuf.message import DecodeError
 
@@ -11,6 +12,7 @@ from topkd.v1 import side_pb2
 from ._control import receive_packet, send_packet
 from ._logging import Logger
 from ._memory import Backend
+from ._memory_vmm import MOST_ALLOCATIONS
 from ._state import Session
 from .errors import FieldError, ServerError, to_side_error
 
@@ -33,7 +35,7 @@ def serve_side(
         ended: called once, in this thread.
     """
     try:
-        while (packet := receive_packet(connection, LONGEST_REQUEST)) is not None:
+        while (packet := receive_packet(connection, LONGEST_REQUEST, MOST_ALLOCATIONS)) is not None:
             data, fds = packet
             if data == _DETACH:
                 ended("detached")
@@ -59,6 +61,8 @@ def _answer(data: bytes, fds: list[int], session: Session, backend: Backend) -> 
     except DecodeError:
         raise FieldError("the packet is no SideRequest", field="SideRequest") from None
     kind = request.WhichOneof("request")
+    if kind == "register_vmm":
+        return _register_vmm(request.register_vmm, fds, session, backend)
     if kind != "register_memfd":
         text = "the session is attached already" if kind == "attach" else "the request is empty"
         raise FieldError(text, field=kind or "request")
@@ -68,3 +72,12 @@ def _answer(data: bytes, fds: list[int], session: Session, backend: Backend) -> 
     backend.enter_thread()
     region_id = session.add_region(size, lambda: backend.open_memfd(fds[0], size), "register_memfd.size")
     return side_pb2.SideReply(registered_memfd=side_pb2.RegisteredMemfd(region_id=region_id))
+
+
+def _register_vmm(
+    message: side_pb2.RegisterVmm, fds: list[int], session: Session, backend: Backend
+) -> side_pb2.SideReply:
+    backend.enter_thread()
+    open_region = partial(backend.open_vmm, message, fds)
+    region_id = session.add_region(sum(message.sizes), open_region, "register_vmm.sizes")
+    return side_pb2.SideReply(registered_vmm=side_pb2.RegisteredVmm(region_id=region_id))

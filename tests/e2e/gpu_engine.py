@@ -6,7 +6,8 @@ Modes:
     long        attaches, holds device memory in regions, and makes calls of some seconds each
     blocked     has a call accepted that its stream comes to after ten seconds only
     steady      makes short calls as fast as it can, checks every bit, and reports when its standard input ends
-    expandable  registers a tensor from an expandable segment, and says what it was told
+    expandable  registers tensors of expandable segments, selects from them, and counts what is wrong
+    pool        registers tensors of pools of its own, with and without a descriptor type
 """
 
 from __future__ import annotations
@@ -106,19 +107,97 @@ def run_steady(client: topkd.Client) -> None:
     say(state="ended", calls=calls, wrong=wrong, failed=failed, longest=longest)
 
 
+def differs(client: topkd.Client, scores: Any, **options: Any) -> int:
+    """Selects from scores that all differ; returns the number of indices that are wrong."""
+    scores.copy_(torch.randperm(scores.numel(), device="cuda").view(scores.shape))
+    got = client.select_topk(scores, 64, order="index", ties="lowest", **options).indices
+    want = torch.topk(scores, 64).indices.sort(dim=1).values.to(torch.int32)
+    return int((got != want).sum())
+
+
 def run_expandable(client: topkd.Client) -> None:
-    """Memory that has no handle."""
-    tensor = torch.ones(32 << 20, device="cuda")
+    """Memory in several allocations of a segment, which regions share."""
+    first = torch.empty(8, 1 << 20, device="cuda")  # 32 MiB: two allocations of 20 MiB, the second shared
+    second = torch.empty(16, 1 << 20, device="cuda")
+    small = torch.empty(4, 4096, device="cuda")
+    flat = second.view(-1)
+    regions = [client.register(tensor) for tensor in (first, flat[9 << 20 :], second, small)]
+    say(state="shared", sizes=[region.shared.size for region in regions])
+    wrong = sum(
+        differs(client, view) for view in (first, second, small, second[3:15:2], second[9:], second[:, 70_001:900_000])
+    )
+    out = first.view(torch.int32)[:, :64]
+    wrong += differs(client, second[:8], out_indices=out)
+    with client.plan(second, 64, order="index", ties="lowest") as plan:
+        second.copy_(torch.randperm(second.numel(), device="cuda").view(second.shape))
+        want = torch.topk(second, 64).indices.sort(dim=1).values.to(torch.int32)
+        wrong += sum(int((plan.run().indices != want).sum()) for _ in range(20))
+        torch.cuda.synchronize()
+    say(state="selected", wrong=wrong)
+    overlapped = ""
     try:
-        client.register(tensor)
-    except topkd.TopkdError as error:
-        say(state="told", kind=type(error).__name__, text=str(error))
-    else:
-        say(state="told", kind="", text="")
-    # Selections from it are staged: slower, and right.
-    scores = tensor[:4096].view(1, 4096)
-    scores.copy_(torch.arange(4096, device="cuda")[None])
-    say(state="staged", indices=client.select_topk(scores, 3, order="value").indices.tolist())
+        client.select_topk(second[8:], 64, out_indices=flat[12 << 20 :][: 8 * 64].view(torch.int32).view(8, 64))
+    except topkd.ArgumentValueError as error:  # though the two were found in different regions
+        overlapped = error.argument
+    for region in regions:
+        region.close()
+    released = all(region.wait_released(10) for region in regions)
+    wrong = differs(client, second)  # staged now
+    del first, second, small, out, flat, want, regions, region, plan
+    torch.cuda.empty_cache()
+    say(state="released", released=released, wrong=wrong, overlapped=overlapped)
+    free = torch.cuda.mem_get_info()[0]
+    for _ in range(16):
+        segment = torch.empty(256 << 18, device="cuda")  # 256 MiB
+        region = client.register(segment)
+        region.close()
+        region.wait_released(10)
+        del segment, region
+        torch.cuda.empty_cache()
+    say(state="repeated", lost=free - torch.cuda.mem_get_info()[0])
+    sys.stdin.read()
+
+
+class _Bytes:
+    """Device memory for torch."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def mapped(size: int, types: int) -> Any:
+    """Returns memory that was mapped as an engine's pool maps it: one allocation, some way behind its range's start."""
+    from cuda.bindings import driver
+
+    from topkd._cuda import checked
+
+    wanted = driver.CUmemAllocationProp()
+    wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    wanted.location.id = 0
+    wanted.requestedHandleTypes = driver.CUmemAllocationHandleType(types)
+    handle = checked("create", driver.cuMemCreate(size, wanted, 0))
+    base = int(checked("reserve", driver.cuMemAddressReserve(4 * size, 0, 0, 0))) + size
+    checked("map", driver.cuMemMap(base, size, 0, handle, 0))
+    access = driver.CUmemAccessDesc()
+    access.location = wanted.location
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    checked("access", driver.cuMemSetAccess(base, size, [access], 1))
+    return torch.as_tensor(_Bytes(base, size), device="cuda").view(torch.float32)
+
+
+def run_pool(client: topkd.Client) -> None:
+    """Memory of pools that no allocator of torch's made."""
+    shareable = mapped(8 << 20, 1).view(4, -1)
+    region = client.register(shareable[:, 1000:2000])
+    wrong = sum(differs(client, view) for view in (shareable, shareable[1:3, 5:9000]))
+    text = ""
+    try:
+        client.register(mapped(2 << 20, 0))
+    except topkd.RegionError as error:
+        text = str(error)
+    say(state="told", size=region.shared.size, wrong=wrong, text=text)
+    sys.stdin.read()
 
 
 def main(target: str, mode: str) -> None:
@@ -126,7 +205,8 @@ def main(target: str, mode: str) -> None:
     with topkd.Client(Path(target), name=f"gpu engine {mode}", attach_timeout=60, ready_timeout=10) as client:
         client.connect()
         say(state="attached")
-        {"long": run_long, "steady": run_steady, "blocked": run_blocked, "expandable": run_expandable}[mode](client)
+        modes = {"long": run_long, "steady": run_steady, "blocked": run_blocked}
+        {**modes, "expandable": run_expandable, "pool": run_pool}[mode](client)
 
 
 if __name__ == "__main__":

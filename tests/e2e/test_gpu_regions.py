@@ -135,20 +135,53 @@ def test_tensors_of_one_segment(client: topkd.Client) -> None:
     assert two.wait_released(10)
 
 
-def test_memory_that_cannot_be_shared(client: topkd.Client, own: Running) -> None:
+def test_memory_that_cannot_be_shared(client: topkd.Client) -> None:
     for unshared in (torch.ones(4, 4), torch.ones(4, 4).numpy()):
         with pytest.raises(topkd.RegionError, match=r"client\.empty"):
             client.register(unshared)
     with pytest.raises(TypeError):
         client.register([1.0, 2.0])
+
+
+def test_expandable_segments_are_shared_by_descriptors(own: Running) -> None:
+    before = scrape.total(own.metrics(), "topkd_region_bytes", memory="vmm")
     engine = Engine(own.socket_dir, "expandable", "gpu_engine.py")
     try:
-        told = engine.wait_for("told", 120)
-        assert told["kind"] == "RegionError", told
-        assert "expandable" in told["text"]
-        assert engine.wait_for("staged", 60)["indices"] == [[4095, 4094, 4093]]
+        shared = engine.wait_for("shared", 120)["sizes"]
+        assert shared[0] >= 32 * MIB
+        assert 28 * MIB <= shared[1] < shared[2]
+        assert shared[2] >= 64 * MIB
+        assert shared[3] == 2 * MIB
+        assert engine.wait_for("selected", 60)["wrong"] == 0
+        told = engine.wait_for("released", 60)
+        assert told["released"]
+        assert told["wrong"] == 0
+        assert told["overlapped"] == "out_indices"
+        assert engine.wait_for("repeated", 60)["lost"] < 1 << 30  # of 4 GiB; a worker's start may lie in between
+        scrape.wait_for(own.metrics_port, {"topkd_region_bytes": before}, memory="vmm")
     finally:
         engine.kill()
+
+
+def test_a_pool_is_shared_if_its_allocations_were_made_for_it(own: Running) -> None:
+    engine = Engine(own.socket_dir, "pool", "gpu_engine.py")
+    try:
+        told = engine.wait_for("told", 120)
+        assert told["size"] == 8 * MIB
+        assert told["wrong"] == 0
+        assert "made without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR" in told["text"]
+        assert "client.empty" in told["text"]
+    finally:
+        engine.kill()
+
+
+def test_a_client_that_dies_gives_its_segments_back(own: Running) -> None:
+    engine = Engine(own.socket_dir, "expandable", "gpu_engine.py")
+    try:
+        engine.wait_for("shared", 120)
+    finally:
+        engine.kill()
+    scrape.wait_for(own.metrics_port, {"topkd_region_bytes": 0}, 20, memory="vmm")
 
 
 def test_a_tensor_of_another_gpu(client: topkd.Client) -> None:

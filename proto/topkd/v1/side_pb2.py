@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from topkd.v1 import control_pb2 as topkd_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13topkd/v1/side.proto\x12\x08topkd.v1\x1a\x16topkd/v1/control.proto\"\x1d\n\rRegisterMemfd\x12\x0c\n\x04size\x18\x01 \x01(\x04\"\x08\n\x06\x44\x65tach\"\x9a\x01\n\x0bSideRequest\x12)\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x17.topkd.v1.AttachRequestH\x00\x12\x31\n\x0eregister_memfd\x18\x02 \x01(\x0b\x32\x17.topkd.v1.RegisterMemfdH\x00\x12\"\n\x06\x64\x65tach\x18\x03 \x01(\x0b\x32\x10.topkd.v1.DetachH\x00\x42\t\n\x07request\"$\n\x0fRegisteredMemfd\x12\x11\n\tregion_id\x18\x01 \x01(\x06\"a\n\tSideError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x97\x01\n\tSideReply\x12$\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x13.topkd.v1.SideErrorH\x00\x12$\n\x07session\x18\x02 \x01(\x0b\x32\x11.topkd.v1.SessionH\x00\x12\x35\n\x10registered_memfd\x18\x03 \x01(\x0b\x32\x19.topkd.v1.RegisteredMemfdH\x00\x42\x07\n\x05replyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13topkd/v1/side.proto\x12\x08topkd.v1\x1a\x16topkd/v1/control.proto\"\x1d\n\rRegisterMemfd\x12\x0c\n\x04size\x18\x01 \x01(\x04\"m\n\x0bRegisterVmm\x12\x13\n\x0b\x64\x65vice_uuid\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x04\x12\x15\n\rrange_address\x18\x03 \x01(\x04\x12\x12\n\nrange_size\x18\x04 \x01(\x04\x12\r\n\x05sizes\x18\x05 \x03(\x04\"\x08\n\x06\x44\x65tach\"\xc9\x01\n\x0bSideRequest\x12)\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x17.topkd.v1.AttachRequestH\x00\x12\x31\n\x0eregister_memfd\x18\x02 \x01(\x0b\x32\x17.topkd.v1.RegisterMemfdH\x00\x12\"\n\x06\x64\x65tach\x18\x03 \x01(\x0b\x32\x10.topkd.v1.DetachH\x00\x12-\n\x0cregister_vmm\x18\x04 \x01(\x0b\x32\x15.topkd.v1.RegisterVmmH\x00\x42\t\n\x07request\"$\n\x0fRegisteredMemfd\x12\x11\n\tregion_id\x18\x01 \x01(\x06\"\"\n\rRegisteredVmm\x12\x11\n\tregion_id\x18\x01 \x01(\x06\"a\n\tSideError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\xca\x01\n\tSideReply\x12$\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x13.topkd.v1.SideErrorH\x00\x12$\n\x07session\x18\x02 \x01(\x0b\x32\x11.topkd.v1.SessionH\x00\x12\x35\n\x10registered_memfd\x18\x03 \x01(\x0b\x32\x19.topkd.v1.RegisteredMemfdH\x00\x12\x31\n\x0eregistered_vmm\x18\x04 \x01(\x0b\x32\x17.topkd.v1.RegisteredVmmH\x00\x42\x07\n\x05replyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +34,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REGISTERMEMFD']._serialized_start=57
   _globals['_REGISTERMEMFD']._serialized_end=86
-  _globals['_DETACH']._serialized_start=88
-  _globals['_DETACH']._serialized_end=96
-  _globals['_SIDEREQUEST']._serialized_start=99
-  _globals['_SIDEREQUEST']._serialized_end=253
-  _globals['_REGISTEREDMEMFD']._serialized_start=255
-  _globals['_REGISTEREDMEMFD']._serialized_end=291
-  _globals['_SIDEERROR']._serialized_start=293
-  _globals['_SIDEERROR']._serialized_end=390
-  _globals['_SIDEREPLY']._serialized_start=393
-  _globals['_SIDEREPLY']._serialized_end=544
+  _globals['_REGISTERVMM']._serialized_start=88
+  _globals['_REGISTERVMM']._serialized_end=197
+  _globals['_DETACH']._serialized_start=199
+  _globals['_DETACH']._serialized_end=207
+  _globals['_SIDEREQUEST']._serialized_start=210
+  _globals['_SIDEREQUEST']._serialized_end=411
+  _globals['_REGISTEREDMEMFD']._serialized_start=413
+  _globals['_REGISTEREDMEMFD']._serialized_end=449
+  _globals['_REGISTEREDVMM']._serialized_start=451
+  _globals['_REGISTEREDVMM']._serialized_end=485
+  _globals['_SIDEERROR']._serialized_start=487
+  _globals['_SIDEERROR']._serialized_end=584
+  _globals['_SIDEREPLY']._serialized_start=587
+  _globals['_SIDEREPLY']._serialized_end=789
 # @@protoc_insertion_point(module_scope)
