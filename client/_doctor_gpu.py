@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from topkd import _mps
 from topkd._doctor_rules import Facts, Finding, GpuDevice, GpuFacts, TorchFacts, fail, ok, skip, warn
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def look_at_gpu() -> tuple[GpuFacts, TorchFacts]:
         mps_directory=pipes,
         mps_uid=owner,
         allocator=os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or "",
+        segments_shared=os.environ.get("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", ""),
+        connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", ""),
     )
     return gpu, _look_at_torch()
 
@@ -211,7 +214,7 @@ def mps(facts: Facts) -> Finding:
     if not gpu.cuda and not gpu.present:
         return skip(rule, _NO_GPU)
     if gpu.mps_uid is None:
-        return ok(rule, f"no MPS daemon ({gpu.mps_directory}): right, but the driver time-slices client and server")
+        return ok(rule, f"no MPS daemon ({gpu.mps_directory}): right, but {_mps.ABSENT}")
     if gpu.mps_uid not in (uid, 0):
         return fail(
             rule,
@@ -225,7 +228,7 @@ def mps(facts: Facts) -> Finding:
             f"MPS runs, and the server is uid {peer}'s while this process is uid {uid}'s",
             "clients of one MPS server must have one uid: MPS makes the two take turns. Run both as one user",
         )
-    return ok(rule, f"MPS runs ({gpu.mps_directory}); a fatal GPU fault of one of its clients ends the others' work")
+    return ok(rule, f"MPS runs ({gpu.mps_directory}): {_mps.PRESENT}")
 
 
 def allocator(facts: Facts) -> Finding:
@@ -233,13 +236,35 @@ def allocator(facts: Facts) -> Finding:
     rule = "gpu.allocator"
     if not facts.gpu.cuda:
         return skip(rule, "CUDA is not usable here")
-    if re.search(r"expandable_segments\s*:\s*true", facts.gpu.allocator, re.IGNORECASE):
+    expandable = re.search(r"expandable_segments\s*:\s*true", facts.gpu.allocator, re.IGNORECASE)
+    if expandable and facts.gpu.segments_shared in ("0", "false", "no", "off"):
         return warn(
             rule,
-            f"torch's allocator is set to {facts.gpu.allocator}",
-            "tensors of expandable segments have no CUDA IPC handle: use client.empty for what is shared",
+            f"torch's allocator is set to {facts.gpu.allocator}, TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC to "
+            f"{facts.gpu.segments_shared}",
+            "such segments cannot be shared: unset that variable, or use client.empty for what is shared",
         )
-    return ok(rule, "torch's allocator makes memory that can be shared")
+    how = " (expandable segments: by descriptors)" if expandable else ""
+    return ok(rule, f"torch's allocator makes memory that can be shared{how}")
+
+
+def connections(facts: Facts) -> Finding:
+    """Streams of a client that wait for selections have hardware queues of their own."""
+    rule, gpu = "gpu.connections", facts.gpu
+    if not gpu.cuda and not gpu.present:
+        return skip(rule, _NO_GPU)
+    if gpu.connections.isdecimal() and int(gpu.connections) >= _mps.CONNECTIONS:
+        return ok(rule, f"CUDA_DEVICE_MAX_CONNECTIONS is {gpu.connections}")
+    found = f"CUDA_DEVICE_MAX_CONNECTIONS is {gpu.connections or 'not set'}"
+    remedy = f"set it to {_mps.CONNECTIONS} for engines, before they start CUDA (servers do so themselves)"
+    if gpu.mps_uid is None:
+        return ok(rule, f"{found}: enough for one or two streams that call; for more, {remedy}")
+    return warn(
+        rule,
+        f"{found}: under MPS the streams of a process share few hardware queues, and one that waits for a selection "
+        "holds up the others of its queue",
+        remedy,
+    )
 
 
 def torch_install(facts: Facts) -> Finding:
@@ -271,6 +296,7 @@ GPU_RULES: Final[tuple[Callable[[Facts], Finding], ...]] = (
     mig,
     compute_mode,
     mps,
+    connections,
     allocator,
     torch_install,
 )

@@ -101,6 +101,8 @@ class GpuFacts:
         mps_directory: MPS's pipe directory.
         mps_uid: Owner of MPS's control pipe, None where no MPS daemon runs.
         allocator: torch's allocator settings from the environment.
+        segments_shared: TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC, which can keep them from being shared; "" if not set.
+        connections: CUDA_DEVICE_MAX_CONNECTIONS, "" if not set.
     """
 
     present: bool = False
@@ -113,6 +115,8 @@ class GpuFacts:
     mps_directory: str = ""
     mps_uid: int | None = None
     allocator: str = ""
+    segments_shared: str = ""
+    connections: str = ""
 
 
 @dataclass(frozen=True, slots=True)

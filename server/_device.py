@@ -2,6 +2,8 @@
 
 import os
 
+from topkd import _mps
+
 from ._memory import Backend
 
 __all__ = ["DeviceError", "open_backend"]
@@ -13,7 +15,7 @@ class DeviceError(RuntimeError):
 
 def select_device(device: str) -> None:
     """Narrows what CUDA will show this process to the device asked for; must come before CUDA starts."""
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(_mps.CONNECTIONS))
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if device.startswith(("GPU-", "MIG-")):
         os.environ["CUDA_VISIBLE_DEVICES"] = device

@@ -17,6 +17,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 from prometheus_client import CollectorRegistry
 
+from topkd import _mps
 from topkd.v1 import control_pb2
 
 from . import _logging
@@ -131,14 +132,19 @@ class Front:
             "version": self._version,
         }
         self._log.info("serving", **serving)
+        if self._on_gpu():
+            active = mps_runs(mps_pipe_directory())
+            self._log.info("mps", active=active, means=_mps.PRESENT if active else _mps.ABSENT)
         return serving
+
+    def _on_gpu(self) -> bool:
+        facts = self._supervisor.facts
+        return facts is not None and facts["device"]["backend"] == control_pb2.BACKEND_CUDA
 
     def _refresh(self) -> None:
         """Brings the figures of this process up to date before they are read."""
         self._figures.refresh()
-        facts = self._supervisor.facts
-        on_gpu = facts is not None and facts["device"]["backend"] == control_pb2.BACKEND_CUDA
-        self._metrics.mps_active.set(on_gpu and mps_runs(mps_pipe_directory()))
+        self._metrics.mps_active.set(self._on_gpu() and mps_runs(mps_pipe_directory()))
 
     async def _set_health(self, status: Any) -> None:
         self._metrics.ready.set(status == health_pb2.HealthCheckResponse.SERVING)
