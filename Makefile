@@ -132,7 +132,6 @@ bench-service: $(READY) ## Time remote calls and lanes beside local ones, MPS an
 bench-table: $(READY) ## Renew the chooser's table, kernels/measured.csv, and the record: about three minutes on an H200
 	$(check-folder)
 	$(BENCH) --grid table --families all --forms --peers none --no-warm --seconds 50
-	$(BENCH) --seed-table --families all --seconds 12
 	cd build/check && $(PY) -m tests.bench.kernel_table --results $(CURDIR)/tests/bench/results
 	cp "$$(cd build/check && $(PY) -c 'from tests.bench.kernel_table import INSTALLED; print(INSTALLED)')" kernels/measured.csv
 	$(BENCH) --append --families all --peers torch --seconds 50

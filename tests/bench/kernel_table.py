@@ -3,8 +3,10 @@
     python -m tests.bench.kernel_table [RECORD...] [--device h200] [--table kernels/measured.csv]...
 
 Takes normal rows, exact ones only, with a cold L2 cache: of plain output, and of the output forms that the chooser
-tells apart. Of the seed's comparison (`seed_table.csv`) it takes the prompt batches, whose bound is known. A later
-record overrules an earlier one. Lines of other devices stay in the table as they are.
+tells apart. A later record overrules an earlier one. Lines of other devices stay in the table as they are.
+
+The seed's comparison is left out: its pooled scores are served by some families only, and a shape at which the others
+are missing would keep them from being chosen there for scores that they do serve.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from typing import Any
 import torch
 
 from tests.bench import kernel_records as records
-from tests.bench import kernel_seed as seed
 from tests.bench import kernels as bench
 from topkd.kernels import _measured, kernels
 from topkd.kernels._devices import KNOWN
@@ -46,26 +47,6 @@ def times(rows: Iterable[records.Row]) -> dict[Key, dict[str, float]]:
     return found
 
 
-def seed_times(lines: Iterable[dict[str, str]]) -> dict[Key, dict[str, float]]:
-    """Return what each family took in the seed's prompt batches, as index order of f32 scores of blocks."""
-    known = set(kernels()) - {"torch"}
-    found: dict[Key, dict[str, float]] = {}
-    for line in lines:
-        if line["kind"] == "prompt" and line["impl"] in known and line["exact"] == "1":
-            key = ("index", "f32", seed.BLOCKS, int(line["queries"]), int(line["context"]) // seed.BLOCK)
-            found.setdefault(key, {})[line["impl"]] = float(line["us_l2_cold"])
-    return found
-
-
-def read(file: Path) -> dict[Key, dict[str, float]]:
-    """Return what each family took by a record of either kind."""
-    with file.open(newline="") as opened:
-        found = list(csv.DictReader(opened))
-    if found and "context" in found[0]:
-        return seed_times(found)
-    return times(records.read(file))
-
-
 def lines(device: str, found: dict[Key, dict[str, float]]) -> list[dict[str, str]]:
     """Return the table's lines of a device."""
     capability = ".".join(map(str, KNOWN[device]))
@@ -81,7 +62,7 @@ def update(table: Path, device: str, files: Sequence[Path]) -> int:
     """Write a device's lines into the table; returns how many they are."""
     found: dict[Key, dict[str, float]] = {}
     for file in files:
-        for key, us in read(file).items():
+        for key, us in times(records.read(file)).items():
             found.setdefault(key, {}).update(us)
     others: list[dict[str, str]] = []
     if table.is_file():
@@ -105,13 +86,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="tests.bench.kernel_table", description="Make the chooser's table.")
     add = parser.add_argument
-    add("records", nargs="*", type=Path, help="kernels.csv and seed_table.csv (default: the device's in --results)")
+    add("records", nargs="*", type=Path, help="kernels.csv (default: the device's in --results)")
     add("--results", type=Path, default=bench.RESULTS, help="folder of the records (default: beside this file)")
     add("--device", default=here(), choices=sorted(KNOWN), help="kind of device (default: the one here, else h200)")
     add("--table", type=Path, action="append", help="file to write; again for more (default: the installed one)")
     options = parser.parse_args(argv)
     folder = options.results / options.device
-    files = options.records or [folder / "kernels.csv", folder / "seed_table.csv"]
+    files = options.records or [folder / "kernels.csv"]
     for table in options.table or [INSTALLED]:
         count = update(table, options.device, files)
         print(f"{table}: {count} shapes of {options.device}")

@@ -376,15 +376,11 @@ def test_the_choosers_table_is_made_from_records(tmp_path: Path) -> None:
             writer.write(row)
     with records.Writer(tmp_path / "later.csv") as writer:
         writer.write(Row("radix_wide", CELL, 3, 5.5, True))
-    made = [seed.Line(seed.Call("prompt", 256, 262144, 4096), "radix_wide", 23.0, True)]
-    made += [seed.Line(seed.Call("decode", 4, 262144, 2100), "radix_wide", 12.0, True)]
-    made += [seed.Line(seed.Call("prompt", 256, 262144, 4096), "auto", 23.0, True)]
-    seed.write(tmp_path / "seed_table.csv", made)
     table = tmp_path / "measured.csv"
     table.write_text(
         "device,capability,form,dtype,k,rows,bound,us\na100,8.0,any,f32,1,2,3,radix_wide=9\nh200,9.0,any,f32,1,2,3,cluster=1\n"
     )
-    files = [str(tmp_path / name) for name in ("kernels.csv", "later.csv", "seed_table.csv")]
+    files = [str(tmp_path / name) for name in ("kernels.csv", "later.csv")]
     kernel_table.main([*files, "--table", str(table)])
     assert table.read_text().splitlines() == [
         "device,capability,form,dtype,k,rows,bound,us",
@@ -392,5 +388,4 @@ def test_the_choosers_table_is_made_from_records(tmp_path: Path) -> None:
         "h200,9.0,any,bf16,512,4,4096,cluster=4.1 radix_wide=5.5",
         "h200,9.0,any,bf16,2048,256,1048576,cluster=190 radix_wide=480",
         "h200,9.0,index,bf16,512,4,4096,radix_wide=4.5",
-        "h200,9.0,index,f32,512,256,1024,radix_wide=23",
     ]
