@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -47,6 +48,7 @@ class SelectPlan:
         request = job.request
         self.kernel, self.reason, self.result = family.name, reason, job.result
         self._job: Job | None = job
+        self._launching = threading.Lock()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._dependent: Any = family if dependent else None
         on_cuda = request.input.device.type == "cuda"
@@ -69,9 +71,10 @@ class SelectPlan:
         if torch.cuda.is_current_stream_capturing():
             run_select(self._open().request)
             return self.result
-        status = self._launch(self._handle, torch._C._cuda_getCurrentRawStream(self._index))
-        if status:
-            self._launch_again(status)
+        with self._launching:  # the driver leaves it to its callers that no two threads launch one graph at once
+            status = self._launch(self._handle, torch._C._cuda_getCurrentRawStream(self._index))
+            if status:
+                self._launch_again(status)
         return self.result
 
     __call__ = run
