@@ -102,7 +102,7 @@ def tls_options(args: argparse.Namespace) -> TlsOptions | None:
     if not (args.tls or args.tls_ca or args.tls_cert or args.tls_key):
         return None
     if (args.tls_cert is None) != (args.tls_key is None):
-        raise CommandError("--tls-cert and --tls-key go together: one is missing")
+        raise UsageError("--tls-cert and --tls-key go together: one is missing")
     return TlsOptions(
         ca=read_file(args.tls_ca) if args.tls_ca else None,
         certificate=read_file(args.tls_cert) if args.tls_cert else None,

@@ -7,7 +7,7 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from topkd._cli_common import CommandError, add_json, print_json
+from topkd._cli_common import CommandError, UsageError, add_json, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,14 +67,14 @@ def _run(args: argparse.Namespace) -> int:
         options = {name: value for name, value in selection.items() if value is not None}
         for name in _NUMBERS[:3]:
             if options.get(name, -1) < 0:
-                raise CommandError(f"{name} is {options.get(name)}; it must be a number from 0")
+                raise UsageError(f"{name} is {options.get(name)}; it must be a number from 0")
         try:
             for name in ("dtype", "index_dtype"):
                 options[name] = _torch_dtype(torch, name, options[name])
             shape = [options.pop(name) for name in ("rows", "width", "k")]
             found = explain(*shape, device=args.device, **options)
         except (TypeError, ValueError) as error:
-            raise CommandError(str(error)) from None
+            raise UsageError(str(error)) from None
         documents.append(_document(selection, found))
     if args.json:
         print_json(documents if args.file else documents[0])
@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace) -> int:
 def _torch_dtype(torch: Any, name: str, text: str) -> Any:
     dtype = getattr(torch, _DTYPES.get(text, text), None)
     if not isinstance(dtype, torch.dtype):
-        raise CommandError(f"{name} is {text!r}, which is no dtype")
+        raise UsageError(f"{name} is {text!r}, which is no dtype")
     return dtype
 
 
@@ -94,10 +94,10 @@ def _selections(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields what is to be explained: shapes and options, None where one is left out."""
     given = {name: getattr(args, name) for name in (*_NUMBERS[3:], *_TEXTS, *_FLAGS)}
     if (args.file is None) == (len(args.shape) == 0):
-        raise CommandError("explain takes ROWS WIDTH K, or --file, and not both")
+        raise UsageError("explain takes ROWS WIDTH K, or --file, and not both")
     if args.file is None:
         if len(args.shape) != 3:
-            raise CommandError(f"explain takes three numbers, ROWS WIDTH K, not {len(args.shape)}")
+            raise UsageError(f"explain takes three numbers, ROWS WIDTH K, not {len(args.shape)}")
         yield dict(zip(_NUMBERS, args.shape, strict=False)) | given
         return
     try:
@@ -109,7 +109,7 @@ def _selections(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         try:
             yield given | {name: _cell(name, text) for name, text in line.items() if text}
         except ValueError as error:
-            raise CommandError(f"{args.file}, line {number}: {error}") from None
+            raise UsageError(f"{args.file}, line {number}: {error}") from None
 
 
 def _cell(name: str, text: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from topkd._cli_common import CommandError, add_json, print_json, progress
+from topkd._cli_common import CommandError, UsageError, add_json, print_json, progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         parity.names(args.family)
     except ValueError as error:
-        raise CommandError(str(error)) from None
+        raise UsageError(str(error)) from None
     try:
         if args.selftest:
             return _selftest(args, parity, dtypes, torch.device(place))
@@ -73,9 +73,9 @@ def _run(args: argparse.Namespace) -> int:
 
 def _selftest(args: argparse.Namespace, parity: Any, dtypes: Sequence[Any], device: Any) -> int:
     if args.numbers:
-        raise CommandError("--selftest has sizes of its own")
+        raise UsageError("--selftest has sizes of its own")
     if args.shrink < 1:
-        raise CommandError("--shrink must be at least 1")
+        raise UsageError("--shrink must be at least 1")
     outcomes: list[Any] = []
     calls = list(parity.selftest_calls(dtypes, args.shrink))
     for at, call in enumerate(calls):
@@ -124,12 +124,12 @@ def _compare(args: argparse.Namespace, parity: Any, dtypes: Sequence[Any], devic
 
 def _numbers(args: argparse.Namespace) -> tuple[int, int, int, int]:
     if len(args.numbers) != 4:
-        raise CommandError(f"parity takes {' '.join(_NUMBERS)}, or --selftest")
+        raise UsageError(f"parity takes {' '.join(_NUMBERS)}, or --selftest")
     context, queries, reps, capacity = args.numbers
     if min(args.numbers) < 1:
-        raise CommandError("CONTEXT, QUERIES, REPS and CAPACITY must be at least 1")
+        raise UsageError("CONTEXT, QUERIES, REPS and CAPACITY must be at least 1")
     if capacity % 4 or context > capacity:
-        raise CommandError(f"CAPACITY is {capacity}; it must be a multiple of 4, and at least CONTEXT, {context}")
+        raise UsageError(f"CAPACITY is {capacity}; it must be a multiple of 4, and at least CONTEXT, {context}")
     return context, queries, reps, capacity
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from topkd._cli_common import CommandError, add_json, print_json, size
+from topkd._cli_common import CommandError, UsageError, add_json, print_json, size
 
 if TYPE_CHECKING:
     import argparse
@@ -52,7 +52,7 @@ def _run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise CommandError(f"precompile needs topkd[server]: {error}") from None
     if args.with_runtime and (args.list or args.dir is None):
-        raise CommandError("--with-runtime needs --dir, and goes without --list")
+        raise UsageError("--with-runtime needs --dir, and goes without --list")
     rows = list(kernels.stored(args.dir)) if args.list else _compile(args)
     if args.json:
         print_json([row._asdict() for row in rows])
@@ -73,7 +73,9 @@ def _compile(args: argparse.Namespace) -> list[Precompiled]:
         if args.with_runtime:
             keep_runtime(args.dir)
         return precompile(archs, args.family, directory=args.dir, jobs=args.jobs, see=_say)
-    except (ValueError, RuntimeError, OSError) as error:
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    except (RuntimeError, OSError) as error:
         raise CommandError(str(error)) from None
 
 

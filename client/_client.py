@@ -205,6 +205,10 @@ class Client(ClientBase):
 
         It connects with its first call. Close it, or use it as a context manager.
 
+        Raises:
+            ClientClosedError: The client is closed.
+            ForkError: This is a forked child of the process that made it.
+
         Example:
             >>> scores = client.empty((1, 4), "float32")
             >>> scores[:] = [[3, 1, 4, 1]]
@@ -213,6 +217,7 @@ class Client(ClientBase):
             ...     [one.result()[0].indices.tolist() for one in pending]
             [[[2]], [[2, 0]]]
         """
+        self._core.check_usable()
         return SelectStream(self._core)
 
     def merge_topk(

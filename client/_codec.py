@@ -111,6 +111,8 @@ def _encode_options(selection: Selection, place: int) -> selection_pb2.Selection
     message.ties = _choice("ties", selection.ties, _TIES, place)
     message.index_dtype = _arrays.parse_dtype("index_dtype", selection.index_dtype, place).code  # type: ignore[assignment]
     message.kernel = text("kernel", selection.kernel, place)
+    if not message.kernel:  # in the message it would stand for "auto"
+        raise ArgumentValueError("kernel is ''; it must be a kernel family's name", argument="kernel", selection=place)
     return message
 
 

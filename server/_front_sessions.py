@@ -23,22 +23,24 @@ _RETRY_AFTER_MS = 1000
 
 @dataclass(eq=False)
 class FrontSession:
-    """One open session.
+    """One session, from its admission on.
 
     Attributes:
         transport: "unix" or "tcp".
+        attached: it has a worker, and its client knows; before, the client waits.
         ended: set when the session has; `cause` says why.
     """
 
     transport: str
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     token: str = field(default_factory=new_token, repr=False)
+    attached: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     cause: str = ""
 
 
 class FrontSessions:
-    """All open sessions."""
+    """All sessions that are open, or wait for a worker: those have their place in the bound too."""
 
     def __init__(self, limits: ServerLimits, metrics: ServerMetrics) -> None:
         self._limits = limits
@@ -49,8 +51,13 @@ class FrontSessions:
     def __len__(self) -> int:
         return len(self._by_token)
 
+    @property
+    def attached(self) -> int:
+        """How many are open."""
+        return sum(session.attached for session in self._by_token.values())
+
     def open(self, transport: str) -> FrontSession:
-        """Opens a session.
+        """Admits a session.
 
         Raises:
             SessionLimitError: as many as may be are open.
@@ -60,8 +67,14 @@ class FrontSessions:
             raise SessionLimitError(text, retry_after_ms=_RETRY_AFTER_MS)
         session = FrontSession(transport)
         self._by_token[digest(session.token)] = session
-        self._metrics.sessions.labels(transport).inc()
         return session
+
+    def attach(self, session: FrontSession) -> None:
+        """Counts a session as open, unless it has ended meanwhile."""
+        if not session.ended.is_set():
+            session.attached = True
+            self._metrics.sessions.labels(session.transport).inc()
+            self._metrics.attaches.labels(session.transport, "attached").inc()
 
     def close(self, session: FrontSession, cause: str) -> bool:
         """Ends a session; says whether it was open."""
@@ -69,13 +82,15 @@ class FrontSessions:
             return False
         session.cause = cause
         session.ended.set()
-        self._metrics.sessions.labels(session.transport).dec()
+        if session.attached:
+            self._metrics.sessions.labels(session.transport).dec()
         self.on_change()
         return True
 
     def count_end(self, session: FrontSession) -> None:
-        """Counts a session that has ended, by its cause."""
-        self._metrics.sessions_ended.labels(session.transport, session.cause).inc()
+        """Counts a session that has ended, by its cause; not one that never was attached."""
+        if session.attached:
+            self._metrics.sessions_ended.labels(session.transport, session.cause).inc()
 
     def find(self, token: str | None) -> FrontSession | None:
         """Returns the session of a token, or None."""

@@ -101,7 +101,7 @@ class Front:
         return max(0, min(self._config.spares, room))
 
     def _info(self) -> control_pb2.ServerInfo:
-        return server_info(self._supervisor.facts, self._limits, self._version, self._epoch, len(self.sessions))
+        return server_info(self._supervisor.facts, self._limits, self._version, self._epoch, self.sessions.attached)
 
     # Start
 
@@ -202,10 +202,10 @@ class Front:
         check_attach(request, self._supervisor.facts)
         return self.sessions.open(transport)
 
-    def _count_attach(self, transport: str, request: control_pb2.AttachRequest, started: float) -> None:
-        self._metrics.attaches.labels(transport, "attached").inc()
-        self._metrics.reattaches.labels(transport).inc(request.reattach)
-        self._metrics.attach_seconds.labels(transport).observe(time.monotonic() - started)
+    def _count_attach(self, session: FrontSession, request: control_pb2.AttachRequest, started: float) -> None:
+        self.sessions.attach(session)
+        self._metrics.reattaches.labels(session.transport).inc(request.reattach)
+        self._metrics.attach_seconds.labels(session.transport).observe(time.monotonic() - started)
 
     def _describe(self, session: FrontSession, address: str) -> control_pb2.Session:
         return control_pb2.Session(session_id=session.id, token=session.token, data_address=address, info=self._info())
@@ -227,7 +227,7 @@ class Front:
             pidfd = request.protocol_revision >= PIDFD_REVISION
             message = {"t": "session", "id": session.id, "token": session.token, "pidfd": pidfd}
             side.hand_over(worker.tell, message, self._describe(session, worker.address))
-            self._count_attach("unix", request, started)
+            self._count_attach(session, request, started)
             log.info("attached", worker=worker.popen.pid)
             await self._first(side.gone, session.ended)
         finally:
@@ -272,7 +272,7 @@ class Front:
             if worker is None:
                 raise StartingError("the worker of the sessions over TCP is starting", retry_after_ms=1000)
             await worker.open_session(session.id, session.token, self._config.attach_timeout_s)
-            self._count_attach("tcp", request, started)
+            self._count_attach(session, request, started)
             log.info("attached", worker=worker.popen.pid)
             yield control_pb2.AttachResponse(session=self._describe(session, ""))
             worker.on_exit = self._lose_tcp
@@ -302,7 +302,7 @@ class Front:
 
     def draining(self) -> dict[str, int]:
         """Returns what the log says of it when its end begins."""
-        return {"sessions": len(self.sessions)}
+        return {"sessions": self.sessions.attached}
 
     async def stop(self) -> None:
         """Refuses new work, lets what runs finish, ends the workers, closes the endpoints."""

@@ -154,6 +154,17 @@ def test_endless_timeouts(server: Server) -> None:
                 assert caller.select_topk(SCORES, 1, timeout=timeout).indices.tolist() == [[15]] * 4
 
 
+def test_a_kernel_without_a_name_is_no_choice(client: topkd.Client) -> None:
+    scores = client.empty((1, 8), "float32")
+    for call in (client.select_topk, client.plan):
+        with pytest.raises(topkd.ArgumentValueError, match="kernel is ''") as caught:
+            call(scores, 1, kernel="")
+        assert caught.value.argument == "kernel"
+    with pytest.raises(topkd.ArgumentValueError, match="kernel is ''") as caught:
+        client.select_topk_batch([topkd.Selection(scores, 1), topkd.Selection(scores, 1, kernel="")])
+    assert (caught.value.argument, caught.value.selection) == ("kernel", 1)
+
+
 def test_texts_that_no_message_carries(client: topkd.Client) -> None:
     with pytest.raises(topkd.ArgumentValueError, match="kernel is"):
         client.select_topk(SCORES, 1, kernel="\ud800")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import topkd
+from tests.conftest import Server
 from topkd import _stream
 from topkd._stream import Transport
 from topkd.v1 import selection_pb2
@@ -96,6 +97,13 @@ def test_threads_share_a_stream(client: topkd.Client) -> None:
             thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
+
+
+def test_a_closed_client_gives_no_stream(server: Server) -> None:
+    client = topkd.Client(server.socket_dir)
+    client.close()
+    with pytest.raises(topkd.ClientClosedError):
+        client.stream()
 
 
 def test_a_closed_stream_takes_no_calls(client: topkd.Client) -> None:

@@ -191,7 +191,7 @@ def test_the_command_fails_where_an_answer_is_wrong(
 def test_the_command_says_what_is_wrong_with_it(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["parity", *arguments, "--device", "cpu"]) == 1
+    assert main(["parity", *arguments, "--device", "cpu"]) == 2
     assert text in capsys.readouterr().err
 
 

@@ -3,12 +3,15 @@
 import os
 import shutil
 import signal
+import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -17,7 +20,7 @@ from tests.server.harness import ServerProcess, Session, eventually, inline, sel
 from topkd import kernels
 from topkd.server._execute import FALLBACK_REASONS, fallback_reason
 from topkd.server.metrics import K_CLASSES, LATENCY_BUCKETS
-from topkd.v1 import selection_pb2, side_pb2
+from topkd.v1 import control_pb2, control_pb2_grpc, selection_pb2, side_pb2
 
 PLANS = 1000
 WIDTH = 4096
@@ -55,6 +58,37 @@ def test_the_ends_of_sessions_are_told_apart(front: ServerProcess, cause: str) -
     eventually(lambda: ended(front, cause) == before[cause] + 1, 5)
     assert {each: ended(front, each) for each in before} == {**before, cause: before[cause] + 1}
     assert front.metrics()["topkd_worker_crashes_total"] == crashes + (cause == "worker_lost")
+
+
+def test_a_client_that_waits_for_a_worker_is_no_open_session(front: ServerProcess) -> None:
+    gauge = 'topkd_sessions{transport="unix"}'
+    eventually(lambda: front.metrics()[gauge] == 0, 30)
+    eventually(lambda: front.metrics()['topkd_workers{state="spare"}'] == 1, 60)
+    first = Session(front)  # takes the spare
+    before = sum(value for name, value in front.metrics().items() if name.startswith("topkd_sessions_ended_total"))
+    waiting = side_connection(front)
+    page = front.metrics()
+    assert page['topkd_workers{state="spare"}'] == 0, "no worker was ready"
+    assert page[gauge] == 1
+    with grpc.insecure_channel(f"unix:{front.socket_dir}/grpc.sock") as channel:
+        request = control_pb2.GetServerInfoRequest()
+        info = control_pb2_grpc.ControlServiceStub(channel).GetServerInfo(request, metadata=first.metadata, timeout=10)
+    assert info.info.sessions == 1
+    waiting.close()  # before it was attached: nothing has ended
+    eventually(lambda: front.metrics()['topkd_workers{state="spare"}'] >= 1, 60)
+    page = front.metrics()
+    assert page[gauge] == 1
+    assert sum(value for name, value in page.items() if name.startswith("topkd_sessions_ended_total")) == before
+    first.close()
+
+
+def side_connection(front: ServerProcess) -> socket.socket:
+    """Returns a connection that has asked for a session and not been answered."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.connect(str(front.socket_dir / "attach.sock"))
+    made.send(side_pb2.SideRequest(attach=control_pb2.AttachRequest(protocol_revision=2)).SerializeToString())
+    time.sleep(0.2)
+    return made
 
 
 @pytest.mark.parametrize("cause", ["detached", "client_gone"])
