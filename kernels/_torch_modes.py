@@ -2,6 +2,9 @@
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+
+_mapped = torch._C._functorch.peek_interpreter_stack
 
 
 def by_operator(scores: object) -> bool:
@@ -9,9 +12,9 @@ def by_operator(scores: object) -> bool:
 
     Other calls save the few us that it costs.
     """
-    if torch.compiler.is_compiling() or (type(scores) is not Tensor and isinstance(scores, Tensor)):
+    if is_compiling() or _mapped() is not None:
         return True
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return type(scores) is not Tensor and isinstance(scores, Tensor)
 
 
 def determined(order: str, ties: str) -> tuple[str, str]:
