@@ -242,6 +242,23 @@ def test_too_few_or_too_many_descriptors(session: RawSession, count: int) -> Non
     assert processes.descriptors(worker) <= before
 
 
+@pytest.mark.parametrize("count", [0, 1, 250])
+def test_allocations_are_refused_where_there_is_no_gpu(session: RawSession, count: int) -> None:
+    worker = processes.listener(session.worker_socket)
+    serves(session)
+    before = processes.descriptors(worker)
+    fd = memfd(SIZE)
+    request = side_pb2.SideRequest(register_vmm=side_pb2.RegisterVmm(device_uuid="CPU", sizes=[2 << 20] * count))
+    try:
+        reply = session.side.ask(request, [fd] * count)
+    finally:
+        os.close(fd)
+    assert reply is not None, "the connection ended"
+    assert (reply.error.reason, reply.error.field) == ("DEVICE_MISMATCH", "register_vmm"), reply
+    serves(session)
+    assert processes.descriptors(worker) <= before
+
+
 @pytest.mark.parametrize("name", ["garbage", "one-byte", "empty-request", "cut"])
 def test_a_rude_later_packet_is_answered(session: RawSession, name: str) -> None:
     session.side.send(RUDE[name])
