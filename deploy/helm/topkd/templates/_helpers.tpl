@@ -41,6 +41,8 @@ seccompProfile: {type: RuntimeDefault}
 {{- if .Values.mps.enabled }}
 - {name: CUDA_MPS_PIPE_DIRECTORY, value: /run/nvidia-mps}
 - {name: CUDA_MPS_LOG_DIRECTORY, value: /tmp}
+# Under MPS a process has few hardware queues unless it asks: a stream that waits for a selection would hold up others.
+- {name: CUDA_DEVICE_MAX_CONNECTIONS, value: "32"}
 {{- end }}
 {{- end }}
 
