@@ -195,9 +195,9 @@ def plan(options: argparse.Namespace) -> list[tuple[Cell, list[Contender]]]:
     ours = [one for one in plain if one.name == "auto"] or plain
     if options.kinds:
         work += [(cell, ours) for kind in KINDS if kind != "normal" for cell in cells("small", dtypes, kind)]
-    if options.forms and options.grid == "table":
-        ordered = list(contenders(families, ("none",), ("index",)))
-        work += [(cell, ordered) for cell in cells("ordered", dtypes)]
+    if options.forms and options.grid in ("table", "crossing"):
+        ordered, widths = list(contenders(families, ("none",), ("index",))), GRIDS[options.grid].widths
+        work += [(cell, ordered) for cell in cells("ordered", dtypes) if cell.width in widths]
     if options.forms:
         formed = list(contenders(families, ("none",), ("pdl", "index", "value", "group8")))
         work += [(cell, formed) for cell in cells("small", dtypes)]
