@@ -43,7 +43,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, Uint64, const_expr
 
 from . import _cute_ops as ops
-from .merge_layout import BINS, CAPACITY, LOW_DIGIT, ROUNDS, THREADS, WARPS, Cutoff, MergeRow, Shared
+from .merge_layout import BINS, CAPACITY, INDEX_DIGIT, LOW_DIGIT, ROUNDS, THREADS, WARPS, Cutoff, MergeRow, Shared
 from .merge_list import List
 
 ORDER_INDEX, ORDER_VALUE = 1, 2
@@ -128,16 +128,28 @@ class Merge(List):
 
     @cute.jit
     def count_row(self, row: MergeRow, shared: Shared, cut: Cutoff):
-        """Counts the next digit of the candidates that share the settled bits."""
+        """Counts the next digit of the candidates that share the settled bits; a key's digits without making ranks."""
         tid, _, _ = cute.arch.thread_idx()
         base = Uint32(shared.sCount.iterator.toint())
         column = Uint32(tid & 31) << Uint32(2)
-        for tile in range(self.tiles(row)):
-            ranked = self.load_tile(row, tile)
-            for j in cutlass.range_constexpr(ROUNDS):
-                rank, there = ranked[j]
-                counted = there and self.shares(rank, cut)
-                ops.count_one_if(column | (self.digit_of(rank, cut.digit) << Uint32(7)), base, counted)
+        if cut.digit < Int32(INDEX_DIGIT):
+            settled, known = Uint32(cut.first >> Uint64(32)), Uint32(cut.first_known >> Uint64(32))
+            shift = Uint32(24) - (Uint32(cut.digit) << Uint32(3))
+            for tile in range(self.tiles(row)):
+                keyed = self.load_tile(row, tile)
+                for j in cutlass.range_constexpr(ROUNDS):
+                    key, _index, _place, there = keyed[j]
+                    counted = there and ((key ^ settled) & known) == Uint32(0)
+                    digit = (key >> shift) & Uint32(0xFF)
+                    ops.count_one_if(column | (digit << Uint32(7)), base, counted)
+        else:
+            for tile in range(self.tiles(row)):
+                keyed = self.load_tile(row, tile)
+                for j in cutlass.range_constexpr(ROUNDS):
+                    key, index, place, there = keyed[j]
+                    rank = self.rank(row, key, index, place)
+                    counted = there and self.shares(rank, cut)
+                    ops.count_one_if(column | (self.digit_of(rank, cut.digit) << Uint32(7)), base, counted)
 
     @cute.jit
     def tiles(self, row: MergeRow) -> Int32:

@@ -98,7 +98,7 @@ class Layout:
 
     @cute.jit
     def load_tile(self, row: MergeRow, tile: Int32):
-        """Loads and ranks this thread's candidates of a tile: ROUNDS pairs of a rank and whether there is one."""
+        """Loads this thread's candidates of a tile: ROUNDS times the key, the index, the place, and if there is one."""
         tid, _, _ = cute.arch.thread_idx()
         loaded = []
         for j in cutlass.range_constexpr(ROUNDS):
@@ -107,11 +107,11 @@ class Layout:
             place = place if inside else Int32(0)
             score = ops.load_score(row.values + Int64(place) * self.size, self.dtype)
             loaded.append((place, inside, score, self.load_index(row, place)))
-        ranked = []
+        keyed = []
         for j in cutlass.range_constexpr(ROUNDS):
             place, inside, score, index = loaded[j]
-            ranked.append((self.rank(row, score, index, place), inside and index != Int64(-1)))
-        return ranked
+            keyed.append((self.key_of(row, score), index, place, inside and index != Int64(-1)))
+        return keyed
 
     @cute.jit
     def load_index(self, row: MergeRow, place: Int32) -> Int64:
@@ -121,12 +121,16 @@ class Layout:
         return Int64(ops.load_int32(row.indices + Int64(place) * 4))
 
     @cute.jit
-    def rank(self, row: MergeRow, score: Uint32, index: Int64, place: Int32) -> Rank:
-        """Makes a rank of a score's own bits, an index and a place."""
+    def key_of(self, row: MergeRow, score: Uint32) -> Uint32:
+        """Makes a key of a score's own bits: the least is the best."""
         key = ops.canonical(score, self.dtype)
         if const_expr(self.size == 2):
             key = key << Uint32(16)
-        key = ops.order_key(key, row.largest)
+        return ops.order_key(key, row.largest)
+
+    @cute.jit
+    def rank(self, row: MergeRow, key: Uint32, index: Int64, place: Int32) -> Rank:
+        """Makes a rank of a key, an index and a place."""
         high = Uint32(0)
         low = Uint32(index & Int64(0xFFFFFFFF))
         flip = Uint32(0) - Uint32(row.highest)

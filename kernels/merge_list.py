@@ -4,7 +4,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Uint32
+from cutlass import Boolean, Int32, Uint32, Uint64
 
 from . import _cute_ops as ops
 from .merge_layout import CAPACITY, ROUNDS, THREADS, Cutoff, MergeRow, Rank, Shared
@@ -32,11 +32,15 @@ class List(Sort):
     @cute.jit
     def collect(self, row: MergeRow, shared: Shared, cut: Cutoff) -> Int32:
         """Puts what is not above the cutoff into the list; returns how much it is."""
+        settled, known = Uint32(cut.first >> Uint64(32)), Uint32(cut.first_known >> Uint64(32))
         for tile in range(self.tiles(row)):
-            ranked = self.load_tile(row, tile)
+            keyed = self.load_tile(row, tile)
             for j in cutlass.range_constexpr(ROUNDS):
-                rank, there = ranked[j]
-                self.append(shared, rank, there and self.is_taken(rank, cut), 0)
+                key, index, place, there = keyed[j]
+                likely = there and (key & known) <= settled
+                if cute.arch.vote_any_sync(likely):
+                    rank = self.rank(row, key, index, place)
+                    self.append(shared, rank, likely and self.is_taken(rank, cut), 0)
         cute.arch.sync_threads()
         return shared.sEntries[0]
 
