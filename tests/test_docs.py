@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import topkd
+from tests.compiled import QUIET, needs_compiler
 from tests.conftest import Server
 from topkd._doctor import examine
 from topkd._doctor_rules import Facts
@@ -25,8 +26,8 @@ OPERATIONS = (ROOT / "docs/operations.md").read_text()
 EXAMPLE = re.compile(r"```python\n(?P<code>.*?)```\n\n```text\n(?P<printed>.*?)```", re.DOTALL)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("page", ["README.md", "docs/torch.md"])
+@QUIET
+@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/torch.md", marks=needs_compiler)])
 def test_examples_print_what_the_page_says(page: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPKD_SOCKET_DIR", str(server.socket_dir))
     examples = list(EXAMPLE.finditer((ROOT / page).read_text()))

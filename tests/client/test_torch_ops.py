@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,20 +11,16 @@ import torch
 from torch.library import opcheck
 
 import topkd
+from tests.compiled import BACKENDS, QUIET, compiled_anew
 from topkd import torch_ops
 
 ROWS, WIDTH, K = 3, 24, 4
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+pytestmark = QUIET
 
 
-@pytest.fixture(autouse=True)
-def fresh(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    caplog.set_level(logging.CRITICAL, "torch.__trace")  # thousands of records, which pytest would keep
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+fresh = pytest.fixture(autouse=True)(compiled_anew)
 
 
 @pytest.fixture
@@ -62,7 +57,7 @@ def best(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return found.indices[:, :K].int(), found.values[:, :K]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_plan_in_compiled_code(select: torch_ops.PlanOperator, memory: dict[str, torch.Tensor], backend: str) -> None:
     @torch.compile(fullgraph=True, backend=backend)
     def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

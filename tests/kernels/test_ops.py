@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch.library import opcheck
 
+from tests.compiled import BACKENDS, QUIET, compiled_anew
 from topkd.kernels import merge_topk, select_topk
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+pytestmark = QUIET
 
 PLAIN: dict[str, Any] = {
     "lengths": None,
@@ -38,12 +37,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fresh(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    caplog.set_level(logging.CRITICAL, "torch.__trace")  # thousands of records, which pytest would keep
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+fresh = pytest.fixture(autouse=True)(compiled_anew)
 
 
 def ints(*values: int) -> torch.Tensor:
@@ -88,7 +82,7 @@ def step(scores: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, ...
     return best.indices + 1, best.values, merged.indices, merged.values
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_code_gives_the_same(backend: str) -> None:
     compiled = torch.compile(step, fullgraph=True, backend=backend)
     for rows in (2, 5, 9):  # the second compiles anew, for any number of rows
