@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else inductor starts a process for each core
+
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor compiles by g++, or by what CXX names"
 )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import topkd
+from tests.compiled import compiled_anew
 from tests.e2e.conftest import Launch
 
 torch = pytest.importorskip("torch")
@@ -20,6 +21,9 @@ ROWS, WIDTH, K = 4, 8192, 64
 UNIQUE: Any = {"order": "value", "ties": "lowest", "values": True}
 
 
+fresh = pytest.fixture(autouse=True)(compiled_anew)
+
+
 @pytest.fixture(scope="module")
 def client(launch: Launch) -> Iterator[topkd.Client]:
     own = launch("cuda")
@@ -30,7 +34,6 @@ def client(launch: Launch) -> Iterator[topkd.Client]:
 
 @pytest.fixture
 def plan(client: topkd.Client) -> Iterator[topkd.Plan]:
-    torch.compiler.reset()
     scores = client.empty((ROWS, WIDTH), torch.float32)
     with client.plan(scores, K, **UNIQUE) as plan:
         plan.run()  # loads what a first call loads

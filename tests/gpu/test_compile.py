@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
+from tests.compiled import compiled_anew
 from topkd.kernels import merge_topk, select_topk
 
 torch = pytest.importorskip("torch")
@@ -18,11 +17,7 @@ pytestmark = [
 ROWS, WIDTH, K = 4, 8192, 64
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+fresh = pytest.fixture(autouse=True)(compiled_anew)
 
 
 def step(scores: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
