@@ -4,6 +4,7 @@
 #   TORCH_INDEX  package index to take torch from instead of pip's own
 #   NOVENV=1     make no environment: use PYTHON and what it can import (for a machine without a network)
 #   PYTEST_ARGS  more arguments for pytest
+#   TEST_WORKERS processes that share the tests (default: 2; empty: one after another, as with NOVENV, which may lack pytest-xdist)
 #   GPU_WORKERS  processes that share the GPU tests (needs pytest-xdist; default: one after another)
 #   JOBS         processes that compile kernels (default: one a core)
 #   SERVICE_ARGS arguments of the service bench (default: everything, about nine minutes on a GPU; --short for a look)
@@ -18,6 +19,7 @@ PYTHON ?= python3
 VENV ?= .venv
 NOVENV ?=
 PYTEST_ARGS ?=
+TEST_WORKERS ?= $(if $(NOVENV),,2)
 GPU_WORKERS ?=
 JOBS ?= $(shell nproc)
 BENCH_ARGS ?= --families all --kinds --forms --seconds 300
@@ -65,7 +67,7 @@ demo: $(READY) ## Start a server and an engine that selects from real score rows
 
 test: $(READY) ## Run the tests against the wheel
 	$(check-folder)
-	cd build/check && $(PY) -m pytest $(PYTEST_ARGS)
+	cd build/check && $(PY) -m pytest $(if $(TEST_WORKERS),-n $(TEST_WORKERS) --dist loadgroup) $(PYTEST_ARGS)
 
 ##@ Checks
 .PHONY: lint types proto-check proto-oldest docs

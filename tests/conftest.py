@@ -51,6 +51,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(secrets.randbits(32))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Share the tests by groups (tests/groups.py) where `--dist loadgroup` asks for it, as `make test` does."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from tests.groups import Groups
+
+    return Groups(config, log)
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """Say how the random cases of this run can be had again."""
     chosen = settings()
@@ -79,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     `--dist worksteal` gives each a run of neighbouring tests; a long one at the end of a run would be waited for.
     """
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
-    if processes > 1:
+    if processes > 1 and not config.option.loadgroup:
         items[:] = slow_ones_first(items, processes)
 
 
