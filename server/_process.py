@@ -6,9 +6,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from topkd import _mps
+
+from ._logging import Logger
 from .metrics import ServerMetrics
 
-__all__ = ["Phases", "ProcessFigures", "mps_runs"]
+__all__ = ["Phases", "ProcessFigures", "mps_runs", "tell_of_mps"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _EVERY_S = 1.0
@@ -72,3 +75,9 @@ def mps_runs(pipe_directory: str) -> bool:
     except OSError:
         return False
     return owner in (0, os.geteuid())
+
+
+def tell_of_mps(log: Logger, pipe_directory: str) -> None:
+    """Says in the log what it costs that no MPS daemon runs, or risks that one does."""
+    active = mps_runs(pipe_directory)
+    log.info("mps", active=active, pipe_directory=pipe_directory, means=_mps.PRESENT if active else _mps.ABSENT)

@@ -17,7 +17,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 from prometheus_client import CollectorRegistry
 
-from topkd import _mps
 from topkd.v1 import control_pb2
 
 from . import _logging
@@ -28,7 +27,7 @@ from ._front_rpc import CONTROL, SELECTION, ControlService, Forwarder, TokenInte
 from ._front_sessions import PIDFD_REVISION, FrontSession, FrontSessions, check_attach, server_info
 from ._front_side import SideConnection, SideListener
 from ._life import live
-from ._process import ProcessFigures, mps_runs
+from ._process import ProcessFigures, mps_runs, tell_of_mps
 from ._supervisor import StartError, Supervisor, WorkerProcess, describe
 from .config import ConfigError, ServerConfig, mps_pipe_directory, split_address
 from .errors import DrainingError, StartingError, WorkerLostError
@@ -133,8 +132,7 @@ class Front:
         }
         self._log.info("serving", **serving)
         if self._on_gpu():
-            active = mps_runs(mps_pipe_directory())
-            self._log.info("mps", active=active, means=_mps.PRESENT if active else _mps.ABSENT)
+            tell_of_mps(self._log, mps_pipe_directory())
         return serving
 
     def _on_gpu(self) -> bool:
