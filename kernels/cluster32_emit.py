@@ -2,6 +2,8 @@
 
 # mypy: ignore-errors
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32, Uint64
@@ -9,6 +11,14 @@ from cutlass import Boolean, Int32, Int64, Uint32, Uint64
 from . import _cute_ops as ops
 from ._cute_rows import Cells, store_index, transformed
 from .cluster32_layout import AHEAD, TOP, Grid, Layout, Place, Range, Shared, Window
+
+
+class Share(NamedTuple):
+    """Which places of the output are this CTA's."""
+
+    first: Int32  # of its keys better than the k-th best
+    first_tie: Int32  # of its keys equal to it
+    ties: Int32  # how many of these it writes
 
 
 class Emit(Layout):
@@ -38,14 +48,23 @@ class Emit(Layout):
             self.write_cell(arguments, cells, row, position, element)
 
     @cute.jit
+    def share_ties(self, arguments, found: Range) -> Share:
+        """Shares the missing keys equal to the k-th best out among the CTAs, as many as each has in proportion."""
+        missing = arguments.k - found.above  # at most 4,096, and of a CTA at most 65,535 keys are known of
+        total = Uint32(cutlass.max(found.inside, Int32(1)))
+        first = Int32(Uint32(missing * found.ties) // total)
+        end = Int32(Uint32(missing * (found.ties + found.own)) // total)
+        return Share(found.lower, found.above + first, end - first)
+
+    @cute.jit
     def write(
-        self, arguments, cells: Cells, row: Window, found: Range, element: Int32, is_tie: Boolean, place_of: Int32
+        self, arguments, cells: Cells, row: Window, share: Share, element: Int32, is_tie: Boolean, place_of: Int32
     ):
-        """Writes one selected element; of the ties those that are still needed."""
-        position = found.lower + place_of
+        """Writes one selected element; of the ties this CTA's share."""
+        position = share.first + place_of
         if is_tie:
-            position = found.above + found.ties + place_of
-        if position < arguments.k:
+            position = share.first_tie + place_of
+        if (not is_tie or place_of < share.ties) and position < arguments.k:
             self.write_cell(arguments, cells, row, position, element)
 
     @cute.jit
@@ -59,10 +78,10 @@ class Emit(Layout):
         return cute.arch.shuffle_sync(place_above, 0), cute.arch.shuffle_sync(place_equal, 0)
 
     @cute.jit
-    def emit_list(self, arguments, cells: Cells, row: Window, shared: Shared, place: Place, found: Range):
+    def emit_list(self, arguments, cells: Cells, row: Window, shared: Shared, place: Place, found: Range, share: Share):
         """Writes what is selected of this CTA's list."""
         count = shared.sCount[0]
-        ties_wanted = found.above + found.ties < arguments.k  # else the CTAs of lower rank have enough
+        ties_wanted = share.ties > Int32(0)
         for first in cutlass.range(place.warp * 32, count, self.threads, unroll=1):
             index = first + place.lane
             key = Uint32(0)
@@ -82,7 +101,7 @@ class Emit(Layout):
                     place_of = place_above + cute.arch.popc(above & place.below)
                     if is_tie:
                         place_of = place_equal + cute.arch.popc(equal & place.below)
-                    self.write(arguments, cells, row, found, element, is_tie, place_of)
+                    self.write(arguments, cells, row, share, element, is_tie, place_of)
 
     @cute.jit
     def step_vector(self, place: Place, grid: Grid, step: Int32) -> Int32:
@@ -105,13 +124,14 @@ class Emit(Layout):
         place: Place,
         grid: Grid,
         found: Range,
+        share: Share,
         all_: Boolean,
     ):
         """Writes what is selected of this CTA's part of the row; if not `all_` only keys equal to the k-th best."""
         span = Uint32(0)
         if all_:
             span = Uint32(TOP) - found.low
-        wanted = arguments.k - found.above - found.ties  # keys equal to the k-th best
+        wanted = share.ties
         step = Int32(0)
         steps = grid.batches * self.vectors
         if not all_ and wanted <= Int32(0):
@@ -153,4 +173,4 @@ class Emit(Layout):
                         place_equal = place_equal + 1
                     else:
                         place_above = place_above + 1
-                    self.write(arguments, cells, row, found, vector * 4 - grid.skew + e, is_tie, place_of)
+                    self.write(arguments, cells, row, share, vector * 4 - grid.skew + e, is_tie, place_of)

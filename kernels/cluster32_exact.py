@@ -27,11 +27,12 @@ class Exact(Bins, Layout):
             k: elements to select.
             passes: counts before this one.
         """
-        bin_, _ = self.find_bin(shared, place, found.above, passes, shared.sBarrier.iterator + 1, k)
+        bin_, reach = self.find_bin(shared, place, found.above, passes, shared.sBarrier.iterator + 1, k)
 
         low, high, ties = found.low, found.high, found.ties
         above = found.above + shared.sTotal[bin_ + 1]
         lower = found.lower + shared.sLower[bin_ + 1]
+        own = Int32(0)
         inside = Int32(0)
         settled = Boolean(False)
         if bin_ < Int32(0):  # too few at or above the sampled cutoff: the k-th best is below it
@@ -44,13 +45,17 @@ class Exact(Bins, Layout):
                 low = low + (Uint32(bin_ - 1) << Uint32(shift)) + Uint32(1)
             settled = low == high
             inside = shared.sTotal[bin_] - shared.sTotal[bin_ + 1]
+            own = cops.load_half(reach + (place.rank * BINS + bin_) * 2)
+            if bin_ < Int32(BINS - 1):
+                own = own - cops.load_half(reach + (place.rank * BINS + bin_ + 1) * 2)
             if bin_ > Int32(0) and above + inside == k:  # all of the bin are selected: none is equal to the key below
                 above = k
                 lower = lower + ties
+                own = Int32(0)
                 low = low - Uint32(1)
                 high = low
                 settled = Boolean(True)
-        return Range(low, high, above, lower, ties, inside, settled)
+        return Range(low, high, above, lower, ties, own, inside, settled)
 
     @cute.jit
     def finish(self, shared: Shared, place: Place, found: Range, k: Int32) -> Range:
@@ -95,18 +100,26 @@ class Exact(Bins, Layout):
         inside = place.lane < found.inside
         above = cute.arch.vote_ballot_sync(inside and key > low)
         equals = cute.arch.vote_ballot_sync(inside and key == low)
-        mine = (Int32(1) << found.ties) - 1  # found.ties = 32: none of the keys are this CTA's or a later one's
-        if found.ties > Int32(31):
-            mine = Int32(-1)
+        before = self.lowest_bits(found.ties)
+        own = self.lowest_bits(found.ties + found.own) & ~before
         return Range(
             low,
             low,
             found.above + cute.arch.popc(above),
-            found.lower + cute.arch.popc(above & mine),
-            cute.arch.popc(equals & mine),
-            found.inside,
+            found.lower + cute.arch.popc(above & before),
+            cute.arch.popc(equals & before),
+            cute.arch.popc(equals & own),
+            cute.arch.popc(equals),
             Boolean(True),
         )
+
+    @cute.jit
+    def lowest_bits(self, count: Int32) -> Int32:
+        """The lowest of 32 bits."""
+        bits = Int32(-1)
+        if count < Int32(32):
+            bits = (Int32(1) << count) - 1
+        return bits
 
     @cute.jit
     def bin_in(self, key: Uint32, found: Range, shift: Int32) -> Int32:

@@ -4,41 +4,54 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32, Uint64, const_expr
+from cutlass import Boolean, Int32, Int64, Uint32, Uint64
 
 from . import _cute_ops as ops
 from . import cluster32_ops as kops
-from . import cluster_ops as cops
-from .cluster32_layout import (
-    ALIKE,
-    BINS,
-    BLOCK,
-    DEVIATIONS,
-    FEW,
-    MANY,
-    PIVOTS,
-    SAMPLES,
-    SPARSE,
-    TOP,
-    UNSAMPLED,
-    Grid,
-    Layout,
-    Place,
-    Shared,
-)
+from .cluster32_layout import BINS, Grid, Layout, Place, Shared
 
 
 class Filter(Layout):
-    """Steps 2 to 4: what may be among the k best goes into the list and the bins."""
+    """Step 4: what may be among the k best goes into the list and the bins."""
 
     @cute.jit
-    def load_batch(self, place: Place, grid: Grid, batch: Int32):
-        """Loads this thread's vectors of a batch that lie whole in the row."""
-        vectors = [self.vector_of(place, grid, batch, j) for j in range(self.vectors)]
-        return [self.load_vector(grid, v, batch < grid.batches and v < grid.limit) for v in vectors]
+    def load_batch(self, grid: Grid, at: Int32, stride: Int32, wanted: Boolean):
+        """Loads this thread's vectors of a batch that lie whole in the row: every `stride`-th from `at` on."""
+        vectors = [at + j * stride for j in range(self.vectors)]
+        return [ops.load_words(grid.base + Int64(v) * 16, wanted and self.is_whole(grid, v), 0) for v in vectors]
 
     @cute.jit
-    def filter_row(self, shared: Shared, place: Place, grid: Grid, words, low: Uint32, shift: Int32):
+    def load_first(self, place: Place, grid: Grid):
+        """Loads this thread's vectors of the first batch."""
+        return self.load_batch(grid, self.vector_of(place, grid, Int32(0), 0), self.stride(grid), Boolean(True))
+
+    @cute.jit
+    def stride(self, grid: Grid) -> Int32:
+        """Vectors from one slot of a batch to the next."""
+        return grid.batches * (grid.step * self.warps)
+
+    @cute.jit
+    def queue_parts(self, shared: Shared, place: Place, grid: Grid, ordered: Boolean) -> Int32:
+        """Begins the first warp's queue with those of this CTA's vectors that reach outside the row.
+
+        They are the CTA's to which `vector_of` gives them: what is counted here may be looked for again for output.
+        """
+        queued = Int32(0)
+        if place.warp == Int32(0):
+            for part in (grid.first_part, grid.last_part):
+                mine = part >= Int32(0) and (part >> 5) % self.cluster == place.rank
+                if ordered:
+                    mine = part >= grid.first and part < grid.limit
+                if part == grid.first_part and mine and queued > Int32(0):  # the row's only vector
+                    mine = Boolean(False)
+                if mine:
+                    if place.lane == Int32(0):
+                        shared.sQueue[queued] = part
+                    queued = queued + 1
+        return queued
+
+    @cute.jit
+    def filter_row(self, shared: Shared, place: Place, grid: Grid, words, low: Uint32, shift: Int32, ordered: Boolean):
         """Reads the row: keys above a cutoff go into the list and the bins, keys equal to it are counted in bin 0.
 
         A CTA whose list is full stops, and says so by a last bin that is too large to be true.
@@ -50,31 +63,30 @@ class Filter(Layout):
             words: this thread's vectors of the first batch.
             low: the cutoff.
             shift: 2 ** shift keys are counted in a bin.
+            ordered: each CTA has a chunk of the row.
         """
-        queued = Int32(0)
         equals = Int32(0)
         queue = place.warp * self.depth
-        data = Int32(shared.sData.iterator.toint()) + queue * 16
         batch = Int32(0)
         batches = grid.batches
+        at = self.vector_of(place, grid, Int32(0), 0)
+        stride = self.stride(grid)
+        queued = self.queue_parts(shared, place, grid, ordered)
         while batch < batches:
             for j in cutlass.range_constexpr(self.vectors):
-                vector = self.vector_of(place, grid, batch, j)
-                there = vector < grid.limit
-                part = there and self.is_part(grid, vector)
-                whole = there and not part
+                vector = at + j * stride
+                whole = self.is_whole(grid, vector)
                 top = kops.best_key(words[j], self.largest)
-                passes = part or (whole and top > low)
+                passes = whole and top > low
                 ballot = cute.arch.vote_ballot_sync(passes)
                 if passes:
                     slot = queued + cute.arch.popc(ballot & place.below)
                     shared.sQueue[queue + slot] = vector
-                    if const_expr(self.staged):
-                        cops.store_four(data + slot * 16, words[j])
                 queued = queued + cute.arch.popc(ballot)
                 if whole and top == low:
                     equals = equals + self.count_equal(words[j], low)
             batch = batch + 1
+            at = at + grid.step * self.warps
             cute.arch.sync_warp()
             enough = Int32(32)
             if batch == batches:
@@ -84,7 +96,7 @@ class Filter(Layout):
                 if found > Int32(self.capacity):
                     queued = Int32(0)
                     batches = Int32(0)
-            words = self.load_batch(place, grid, batch)
+            words = self.load_batch(grid, at, stride, batch < batches)
         equals = cute.arch.warp_redux_sync(equals, "add")
         if place.lane == Int32(0):
             cute.arch.atomic_add(shared.sBin.iterator, equals)
@@ -111,10 +123,7 @@ class Filter(Layout):
         wanted = place.lane < take
         slot = place.warp * self.depth + cutlass.min(left + place.lane, Int32(self.depth - 1))
         vector = shared.sQueue[slot]
-        if const_expr(self.staged):
-            words = cops.load_four(Int32(shared.sData.iterator.toint()) + slot * 16)
-        else:
-            words = self.load_vector(grid, vector, wanted)
+        words = self.load_vector(grid, vector, wanted)
         cute.arch.sync_warp()
         keys, valid = self.keys_of(grid, vector, wanted, words)
         kept = Uint32(0)
@@ -142,154 +151,3 @@ class Filter(Layout):
                     cute.arch.atomic_add(shared.sBin.iterator + self.bin_of(keys[e] - low, shift), Int32(1))
                 position = position + cute.arch.popc(ballots[e])
         return left, equals, found
-
-    # --------------------------------------------------------------------------------------------------- the cutoff
-
-    @cute.jit
-    def members(self, grid: Grid, k: Int32) -> Int32:
-        """Of how many scores a sample is the best: the k-th best is then among the better 40% of the samples."""
-        members = Int32(1)
-        if Float32(k) * Float32(FEW / 0.4) <= Float32(grid.count):
-            members = Int32(FEW)
-        if Float32(k) * Float32(MANY / 0.4) <= Float32(grid.count):
-            members = Int32(MANY)
-        return members
-
-    @cute.jit
-    def log_unit(self, grid: Grid, k: Int32) -> Int32:
-        """The logarithm of how many neighbouring vectors are sampled together: what memory reads in one go.
-
-        Where that would let too many pass if scores are like their neighbours, each is sampled by itself.
-        """
-        log = Int32(2)
-        if Float32(k) * Float32(grid.count) >= Float32(SPARSE):
-            log = Int32(0)
-        return log
-
-    @cute.jit
-    def load_sample(self, place: Place, grid: Grid, k: Int32, attempt: Int32):
-        """Loads the vectors of this lane's sample: one from each of four bands of the row, at random in its stratum.
-
-        Only one, from anywhere in the row, is loaded where a sample is not the best of MANY scores. Which stratum of a
-        band it is differs from band to band and within a quad, so that rows with a period do not line up with it.
-        """
-        number = (place.rank * self.samplers + place.warp) * 32 + place.lane
-        log = self.log_unit(grid, k)
-        mask = (Int32(1) << log) - 1
-        first = (Int32(0) - Int32(grid.base >> Int64(4))) & mask  # vectors before the first whole unit
-        if first == Int32(0) and grid.first_part == Int32(0):
-            first = mask + 1
-        many = self.members(grid, k) == Int32(MANY)
-        bands = Int32(2) if many else Int32(0)  # log
-        band = Uint32(grid.vectors - 1 - first) >> Uint32(bands + log)  # units
-        sampling = place.warp < Int32(self.samplers) and grid.count > Int32(UNSAMPLED)
-        loaded = []
-        for j in cutlass.range_constexpr(4):
-            mix = (number & 3) * 4 + j
-            rest = ((number >> (log + 2)) * (2 * mix + 5) + mix * 11) & (Int32(SAMPLES // 4 - 1) >> log)
-            stratum = (number & 3) * (Int32(SAMPLES // 4) >> log) + rest
-            within = kops.scrambled(Uint32(stratum * 4 + j) + Uint32(attempt) * Uint32(0x51ED27))
-            bits = Uint32(SAMPLES.bit_length() - 1 - log)
-            place_of = (Uint32(stratum) << (Uint32(32) - bits)) | (within >> bits)
-            unit = Int32(cops.high_product(place_of, band) + band * Uint32(j))
-            at = (unit << log) + ((number >> 2) & mask) + first
-            loaded.append(ops.load_words(grid.base + Int64(at) * 16, sampling and (many or j == 0), 0))
-        return loaded
-
-    @cute.jit
-    def find_cutoff(self, shared: Shared, place: Place, grid: Grid, k: Int32, loaded, attempt: Int32):
-        """Every CTA finds the same cutoff from the cluster's samples, and how wide its bins should be."""
-        members = self.members(grid, k)
-        if place.warp < Int32(self.samplers):
-            self.send_sample(shared, place, members, loaded)
-        share = Float32(k * members) * cute.arch.rcp_approx(Float32(grid.count))
-        if members > Int32(1):  # a sample may have several of the k best
-            share = share - share * share * (Float32(0.5) - share * Float32(1 / 6))
-        expected = share * Float32(SAMPLES)
-        variance = expected * (Float32(1.0) - share)
-        aim = expected + Float32(DEVIATIONS) * cops.square_root(variance) + Float32(3.0)
-        per_pivot = Int32(Float32(0.8 * SAMPLES) * cute.arch.rcp_approx(aim))
-        per_pivot = cutlass.max(cutlass.min(per_pivot, Int32(SAMPLES // PIVOTS)), Int32(1))
-        if const_expr(self.cluster == 1):
-            cute.arch.sync_threads()
-        else:
-            cute.arch.mbarrier_wait(shared.sBarrier.iterator, attempt)
-        pivot = Uint32(0)
-        for i in cutlass.range_constexpr(SAMPLES // PIVOTS):
-            value = shared.sSample[(place.lane * 81 + i * 317) & (SAMPLES - 1)]
-            if Int32(i) < per_pivot:
-                pivot = cutlass.max(pivot, value)
-        address = Int32(shared.sSample.iterator.toint()) + place.warp * (SAMPLES // self.warps * 4)
-        packed = Int32(0)
-        for block in cutlass.range_constexpr(SAMPLES // self.warps // BLOCK):
-            count = Int32(0)
-            for i in cutlass.range_constexpr(BLOCK // 4):
-                for value in cops.load_four(address + (block * BLOCK + i * 4) * 4):
-                    count = kops.count_not_below(count, value, pivot)
-            packed = packed + count + (count * count << 16)
-        cute.arch.atomic_add(shared.sPivot.iterator + place.lane, packed)
-        cute.arch.sync_threads()
-        if const_expr(self.cluster > 1):
-            if place.tid == Int32(0):
-                cute.arch.mbarrier_arrive_and_expect_tx(shared.sBarrier.iterator, SAMPLES * 4)
-        packed = shared.sPivot[place.lane]
-        count = Float32(packed & 0xFFFF)
-        slack = self.slack(count, Float32(packed >> 16), variance)
-        low = Uint32(0)
-        if count >= expected + slack:
-            low = pivot
-        low = cute.arch.warp_redux_sync(low, "max")
-        high = Uint32(TOP)
-        if count <= expected - slack:
-            high = pivot
-        high = cute.arch.warp_redux_sync(high, "min")
-        high = cutlass.max(cutlass.min(high, cute.arch.warp_redux_sync(pivot, "max")), low)
-        return low, cutlass.max(cops.bit_length(Int32(high - low)) - 8, Int32(0))
-
-    @cute.jit
-    def slack(self, count: Float32, squares: Float32, variance: Float32) -> Float32:
-        """How many samples more than expected must be at or above a pivot: DEVIATIONS standard deviations, and 3.
-
-        Neighbouring scores may be alike, and count in different samples of one block. How much more the counts of
-        blocks differ than independent samples' would is seen at the pivot; of that, ALIKE deviations are asked for.
-
-        Args:
-            count: samples at or above the pivot.
-            squares: sum over all blocks of their counts' squares.
-            variance: of the number of samples at or above the k-th best, if they are independent.
-        """
-        blocks = SAMPLES // BLOCK
-        seen = (squares - count * count * Float32(1 / blocks)) * Float32(blocks / (blocks - 1))
-        independent = cutlass.max(count - count * count * Float32(1 / SAMPLES), Float32(1.0))
-        factor = seen * cute.arch.rcp_approx(independent) * Float32(ALIKE**2)
-        return cops.square_root(variance * cutlass.max(factor, Float32(DEVIATIONS**2))) + Float32(3.0)
-
-    @cute.jit
-    def send_sample(self, shared: Shared, place: Place, members: Int32, loaded):
-        """Puts this warp's samples into the shared memory of every CTA.
-
-        The four lanes of a quad have four samples: sample e is the best of their scores in place e of their vectors,
-        so that neighbouring scores, which may be alike, count in different samples.
-        """
-        best = list(loaded[0])
-        if members > Int32(1):
-            if members > Int32(FEW):
-                for j in cutlass.range_constexpr(1, 4):
-                    best = [kops.better(a, b, self.largest) for a, b in zip(best, loaded[j], strict=True)]
-            for step in cutlass.range_constexpr(2):
-                others = [cute.arch.shuffle_sync_bfly(one, 1 << step) for one in best]
-                best = [kops.better(a, b, self.largest) for a, b in zip(best, others, strict=True)]
-        else:
-            best = [cute.arch.shuffle_sync(best[e], (place.lane & 28) | e) for e in range(4)]
-        keys = [kops.key_of(one, self.largest) for one in best]
-        first = (place.rank * self.samplers + place.warp) * 32 + (place.lane & 28)
-        address = Int32(shared.sSample.iterator.toint()) + first * 4
-        if const_expr(self.cluster == 1):
-            if (place.lane & 3) == Int32(0):
-                cops.store_four(address, keys)
-        else:
-            barrier = Int32(shared.sBarrier.iterator.toint())
-            for turn in cutlass.range_constexpr((self.cluster + 3) // 4):
-                peer = (place.lane & 3) + turn * 4
-                if peer < Int32(self.cluster):
-                    cops.send(address, barrier, peer, keys)

@@ -64,6 +64,7 @@ from .cluster32_exact import Exact
 from .cluster32_filter import Filter
 from .cluster32_layout import CTAS_AN_SM, LAST, TOP, UNSAMPLED, Place, Range
 from .cluster32_order import Order
+from .cluster32_sample import Sample
 from .cluster_bins import BINS
 
 DIRECT, ORDERED = 1, 2  # bits of `path`: no sampling; indices ascend, and of the ties the first (or last) are taken
@@ -72,10 +73,10 @@ SAMPLED_TWICE = 2  # attempts by samples, before the whole row is counted
 
 def keys_from(low: Uint32) -> Range:
     """All keys from `low` up, none counted yet."""
-    return Range(low, Uint32(TOP), Int32(0), Int32(0), Int32(0), Int32(TOP >> 1), Boolean(False))
+    return Range(low, Uint32(TOP), Int32(0), Int32(0), Int32(0), Int32(0), Int32(TOP >> 1), Boolean(False))
 
 
-class ClusterSelect32(Filter, Exact, Order):
+class ClusterSelect32(Sample, Filter, Exact, Order):
     """The kernel for one cluster size; f32, single members."""
 
     WIDE_ARGUMENTS = 14
@@ -128,12 +129,12 @@ class ClusterSelect32(Filter, Exact, Order):
                 shift = cutlass.max(cops.bit_length(Int32(found.high - found.low)) - 8, Int32(0))
                 if filtering:
                     sample = self.load_sample(place, grid, k, attempt)
-                    words = self.load_batch(place, grid, Int32(0))
+                    words = self.load_first(place, grid)
                     if passes == Int32(0):
                         self.meet()
                     if grid.count > Int32(UNSAMPLED):
                         low, shift = self.find_cutoff(shared, place, grid, k, sample, attempt)
-                    self.filter_row(shared, place, grid, words, low, shift)
+                    self.filter_row(shared, place, grid, words, low, shift, ordered)
                     cute.arch.griddepcontrol_launch_dependents()
                     cute.arch.sync_threads()
                     found = keys_from(low)
@@ -161,7 +162,8 @@ class ClusterSelect32(Filter, Exact, Order):
             if ordered:
                 self.emit_in_order(arguments, cells, row, shared, place, grid, found, direct, unlisted)
             else:
+                share = self.share_ties(arguments, found)
                 if not direct:
-                    self.emit_list(arguments, cells, row, shared, place, found)
+                    self.emit_list(arguments, cells, row, shared, place, found, share)
                 if unlisted:
-                    self.emit_row(arguments, cells, row, shared, place, grid, found, direct)
+                    self.emit_row(arguments, cells, row, shared, place, grid, found, share, direct)

@@ -51,6 +51,8 @@ class Grid(NamedTuple):
     first: Int32  # this CTA's first vector
     step: Int32  # vectors from the first of one of its segments to that of the next
     limit: Int32  # it has vectors below this one
+    whole: Int32  # vectors that do not reach outside the row: from this one
+    wholes: Uint32  # on so many, below `limit`
 
 
 class Place(NamedTuple):
@@ -68,7 +70,6 @@ class Shared(NamedTuple):
 
     sList: cute.Tensor  # (capacity) Uint64: key << 32 | element
     sQueue: cute.Tensor  # (warps * depth) Int32: vectors to be looked at, a queue a warp
-    sData: cute.Tensor  # (warps * depth * 4) Uint32: their scores; only in clusters
     sSample: cute.Tensor  # (SAMPLES) Uint32: keys
     sPivot: cute.Tensor  # (PIVOTS) Int32: samples at or above each pivot, and << 16 the squares of the blocks' counts
     sBin: cute.Tensor  # (BINS) Int32: this CTA's keys by bin
@@ -87,8 +88,9 @@ class Range(NamedTuple):
     high: Uint32
     above: Int32  # keys of the cluster that are better than `high`
     lower: Int32  # of those, keys of the CTAs of lower rank
-    ties: Int32  # keys equal to `low` of the CTAs of lower rank, once `settled`
-    inside: Int32  # keys of the cluster in the range
+    ties: Int32  # keys in the range of the CTAs of lower rank
+    own: Int32  # of this CTA
+    inside: Int32  # of the cluster
     settled: Boolean  # keys above `low` are selected, and of those equal to it as many as are missing
 
 
@@ -101,9 +103,8 @@ class Layout:
         self.threads = THREADS
         self.warps = THREADS // 32
         self.vectors = VECTORS
-        self.capacity = {1: 10240, 2: 5888}.get(cluster, 5120)
+        self.capacity = {1: 10176, 2: 5952, 16: 4096}.get(cluster, 5120)
         self.depth = 32 * (VECTORS + 1)
-        self.staged = cluster > 1
         self.samplers = SAMPLES // 32 // cluster  # warps of a CTA that take samples, one a lane
         if dtype != ops.F32:
             raise ValueError(f"scores are {ops.F32}, not {dtype}")
@@ -112,9 +113,8 @@ class Layout:
     def shared_bytes(self) -> int:
         """Bytes of shared memory that `start` lays out."""
         queue = self.warps * self.depth
-        staged = queue * 16 if self.staged else 16
         words = queue + SAMPLES + PIVOTS + LAST + BINS + self.cluster * BINS + 2 * (BINS + 4) + 4
-        return self.capacity * 8 + staged + words * 4 + 32
+        return self.capacity * 8 + words * 4 + 32
 
     @cute.jit
     def start(self, place: Place) -> Shared:
@@ -127,7 +127,6 @@ class Layout:
         shared = Shared(
             sList=words(self.capacity, Uint64),
             sQueue=words(self.warps * self.depth),
-            sData=words(self.warps * self.depth * 4 if self.staged else 4, Uint32),
             sSample=words(SAMPLES, Uint32),
             sPivot=words(PIVOTS),
             sBin=words(BINS),
@@ -201,13 +200,13 @@ class Layout:
             mirrored: of `ordered` ones, the CTAs' ranks go from the row's end to its beginning.
         """
         skew = Int32(row.base & Int64(15)) >> 2
-        end = Uint32(skew) + Uint32(row.count)
-        vectors = Int32((end + Uint32(3)) >> Uint32(2))
+        slots = Uint32(skew) + Uint32(row.count)
+        vectors = Int32((slots + Uint32(3)) >> Uint32(2))
         first_part = Int32(-1)
         last_part = Int32(-1)
         if skew != Int32(0):
             first_part = Int32(0)
-        if (end & Uint32(3)) != Uint32(0):
+        if (slots & Uint32(3)) != Uint32(0):
             last_part = vectors - 1
         each = (vectors + (self.cluster * 32 - 1)) // (self.cluster * 32) * 32
         first = place.rank * 32
@@ -222,8 +221,23 @@ class Layout:
             limit = cutlass.min(first + each, vectors)
         batch = self.vectors * self.threads
         batches = (each + (batch - 1)) // batch
+        whole = first_part + 1
+        end = limit
+        if last_part >= Int32(0):
+            end = cutlass.min(limit, last_part)
         return Grid(
-            row.base - Int64(skew) * 4, skew, row.count, vectors, first_part, last_part, batches, first, step, limit
+            row.base - Int64(skew) * 4,
+            skew,
+            row.count,
+            vectors,
+            first_part,
+            last_part,
+            batches,
+            first,
+            step,
+            limit,
+            whole,
+            Uint32(cutlass.max(end - whole, Int32(0))),
         )
 
     @cute.jit
@@ -231,6 +245,11 @@ class Layout:
         """The vector that this thread has in a slot of a batch; beyond `grid.limit` it has none."""
         segment = (slot * grid.batches + batch) * self.warps + place.warp
         return grid.first + segment * grid.step + place.lane
+
+    @cute.jit
+    def is_whole(self, grid: Grid, vector: Int32) -> Boolean:
+        """Whether a vector of this CTA does not reach outside the row; of those beyond `grid.limit` none does."""
+        return Uint32(vector - grid.whole) < grid.wholes
 
     @cute.jit
     def is_part(self, grid: Grid, vector: Int32) -> Boolean:
