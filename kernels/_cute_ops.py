@@ -200,6 +200,48 @@ def count_one_if(offset: Uint32, base: Uint32, wanted: Boolean, *, loc=None, ip=
     cute.arch.inline_ptx(ptx, read_only_args=[offset, base, Int32(wanted)], loc=loc, ip=ip)
 
 
+@dsl_user_op
+def load_shared(address: Int32, count: int, *, loc=None, ip=None) -> list[Uint32]:
+    """One word of shared memory, or two that are 8-byte aligned."""
+    if count == 1:
+        ptx = "ld.shared.b32 {$w0}, [{$r0}];"
+        word = cute.arch.inline_ptx(ptx, write_only_types=[Uint32], read_only_args=[address], loc=loc, ip=ip)
+        return [word]
+    ptx = "ld.shared.v2.b32 {{$w0}, {$w1}}, [{$r0}];"
+    return list(cute.arch.inline_ptx(ptx, write_only_types=[Uint32] * 2, read_only_args=[address], loc=loc, ip=ip))
+
+
+@dsl_user_op
+def store_shared(address: Int32, words, *, loc=None, ip=None) -> None:
+    """One word to shared memory, or two, 8-byte aligned."""
+    if len(words) == 1:
+        ptx = "st.shared.b32 [{$r0}], {$r1};"
+    else:
+        ptx = "st.shared.v2.b32 [{$r0}], {{$r1}, {$r2}};"
+    cute.arch.inline_ptx(ptx, read_only_args=[address, *words], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store_zeros_16(address: Int32, *, loc=None, ip=None) -> None:
+    """Sixteen bytes of zeros to shared memory, 16-byte aligned."""
+    ptx = "st.shared.v4.b32 [{$r0}], {{$r1}, {$r1}, {$r1}, {$r1}};"
+    cute.arch.inline_ptx(ptx, read_only_args=[address, Uint32(0)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def load_shared_half(address: Int32, *, loc=None, ip=None) -> Int32:
+    """A 16-bit word of shared memory, zero-extended."""
+    ptx = "{ .reg .b16 h; ld.shared.b16 h, [{$r0}]; cvt.u32.u16 {$w0}, h; }"
+    return cute.arch.inline_ptx(ptx, write_only_types=[Int32], read_only_args=[address], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store_shared_half(address: Int32, value: Int32, *, loc=None, ip=None) -> None:
+    """The lower 16 bits of a word to shared memory."""
+    ptx = "{ .reg .b16 h; cvt.u16.u32 h, {$r1}; st.shared.b16 [{$r0}], h; }"
+    cute.arch.inline_ptx(ptx, read_only_args=[address, value], loc=loc, ip=ip)
+
+
 # ------------------------------------------------------------------------------------------------------------ scores
 
 

@@ -22,6 +22,8 @@ from ._request import SelectRequest
 from ._validate import check_select
 
 MAX_K = 4096
+MAX_K_BY_VALUE = 2048
+"""What one CTA sorts."""
 SIZES = (16, 8, 4, 2, 1)
 """CTAs of a cluster, the largest first; 16 is more than every device of an architecture must hold."""
 SCORES_A_CTA = 4096
@@ -34,10 +36,8 @@ CTAS_AN_SM = 2
 """What registers and shared memory allow; the driver may allow less."""
 MOST_CHOICES = 4096
 """Shapes for which the chosen variant is remembered."""
-DIRECT, ORDERED = 1, 2
-"""Bits of a kernel's `path`: the whole row is counted instead of sampled (for tests; sampling falls back to it), and
-indices ascend, while of equal scores the first (or last) are taken (f32; of 16 bits such output has its own variants).
-"""
+SAMPLED = 0
+"""A kernel's `path`. Bit 0 lets it count the whole row, to which sampling falls back, at once: for tests."""
 
 KERNELS: dict[torch.dtype, tuple[str, str, str]] = {
     torch.bfloat16: ("cluster_kernel", "ClusterSelect", "bfloat16"),
@@ -52,6 +52,7 @@ HALVES = (torch.bfloat16, torch.float16)
 KINDS: tuple[_Kind, ...] = (
     *product((True, False), KERNELS, (1,), (False,)),
     *product((True,), HALVES, (1,), (True,)),
+    *product((True, False), (torch.float32,), (1,), (True,)),
     *product((True,), HALVES, (8,), (False,)),
 )
 
@@ -137,7 +138,7 @@ class ClusterFamily:
         key = (index, rows, length, kind_of(request))
         function = self._choices.get(key) or self._choose(key)
         stream = torch._C._cuda_getCurrentRawStream(index)  # a fifth of the cost of torch.cuda.current_stream
-        function(*launch_arguments(job), path_of(request), int(dependent), stream)
+        function(*launch_arguments(job), SAMPLED, int(dependent), stream)
 
     def _choose(self, key: _Shape) -> Callable[..., None]:
         """Return the variant for a shape, and remember it.
@@ -194,8 +195,7 @@ class ClusterFamily:
             if made is None:
                 largest, dtype, *rest = kind
                 module, name, fact = KERNELS[dtype]
-                facts = (size, largest, fact, *(rest if dtype in HALVES else ()))
-                made = load_or_compile(module, name, facts, arch)
+                made = load_or_compile(module, name, (size, largest, fact, *rest), arch)
                 self._compiled[arch, size, kind] = made
         return made
 
@@ -219,18 +219,13 @@ def sizes(rows: int, length: int, processors: int, crowded: int = SCORES_A_CROWD
 
 def wants_order(request: SelectRequest) -> bool:
     """Say whether a request's order or ties matter."""
-    return request.order == "index" or request.ties != "any"
+    return request.order != "any" or request.ties != "any"
 
 
 def kind_of(request: SelectRequest) -> _Kind:
     """Return what of a request changes the code."""
     dtype = request.input.dtype
-    return request.largest, dtype, request.group, wants_order(request) and dtype in HALVES
-
-
-def path_of(request: SelectRequest) -> int:
-    """Return a request's `path`."""
-    return ORDERED if wants_order(request) and request.input.dtype not in HALVES else 0
+    return request.largest, dtype, request.group, wants_order(request)
 
 
 def unmet_options(request: SelectRequest) -> str | None:
@@ -247,12 +242,12 @@ def unmet_options(request: SelectRequest) -> str | None:
         return "cluster serves pin_newest=True with group=8 only"
     if request.drop_neg_inf and request.group == 1:
         return "cluster serves drop_neg_inf=True with group=8 only"
-    if request.order == "value":
-        return "cluster does not serve order='value'"
+    if request.order == "value" and request.k > MAX_K_BY_VALUE:
+        return f"cluster serves order='value' with k <= {MAX_K_BY_VALUE}, k is {request.k}"
     if kind_of(request) not in KINDS:
         if request.group > 1 and request.input.dtype not in HALVES:
             return f"cluster serves group=8 of 16-bit scores, input is {request.input.dtype}"
-        return 'cluster serves order="index" and ties of 16-bit scores with largest=True and group=1 only'
+        return "cluster serves order and ties of 16-bit scores with largest=True and group=1 only"
     return None
 
 

@@ -4,7 +4,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32, Uint64
+from cutlass import Boolean, Int32, Int64, Uint32, Uint64, const_expr
 
 from . import _cute_ops as ops
 from . import cluster32_ops as kops
@@ -31,7 +31,7 @@ class Filter(Layout):
         return grid.batches * (grid.step * self.warps)
 
     @cute.jit
-    def queue_parts(self, shared: Shared, place: Place, grid: Grid, ordered: Boolean) -> Int32:
+    def queue_parts(self, shared: Shared, place: Place, grid: Grid) -> Int32:
         """Begins the first warp's queue with those of this CTA's vectors that reach outside the row.
 
         They are the CTA's to which `vector_of` gives them: what is counted here may be looked for again for output.
@@ -40,7 +40,7 @@ class Filter(Layout):
         if place.warp == Int32(0):
             for part in (grid.first_part, grid.last_part):
                 mine = part >= Int32(0) and (part >> 5) % self.cluster == place.rank
-                if ordered:
+                if const_expr(self.ordered):
                     mine = part >= grid.first and part < grid.limit
                 if part == grid.first_part and mine and queued > Int32(0):  # the row's only vector
                     mine = Boolean(False)
@@ -51,7 +51,7 @@ class Filter(Layout):
         return queued
 
     @cute.jit
-    def filter_row(self, shared: Shared, place: Place, grid: Grid, words, low: Uint32, shift: Int32, ordered: Boolean):
+    def filter_row(self, shared: Shared, place: Place, grid: Grid, words, low: Uint32, shift: Int32):
         """Reads the row: keys above a cutoff go into the list and the bins, keys equal to it are counted in bin 0.
 
         A CTA whose list is full stops, and says so by a last bin that is too large to be true.
@@ -63,7 +63,6 @@ class Filter(Layout):
             words: this thread's vectors of the first batch.
             low: the cutoff.
             shift: 2 ** shift keys are counted in a bin.
-            ordered: each CTA has a chunk of the row.
         """
         equals = Int32(0)
         queue = place.warp * self.depth
@@ -71,7 +70,7 @@ class Filter(Layout):
         batches = grid.batches
         at = self.vector_of(place, grid, Int32(0), 0)
         stride = self.stride(grid)
-        queued = self.queue_parts(shared, place, grid, ordered)
+        queued = self.queue_parts(shared, place, grid)
         while batch < batches:
             for j in cutlass.range_constexpr(self.vectors):
                 vector = at + j * stride

@@ -26,16 +26,18 @@ Steps, with the names of the methods:
    that is all; if it holds few keys, `finish` sends these; else `count_list`, and again.
    If fewer than k keys passed, or a list was full, the row is sampled at other places and filtered again; if that
    fails too, `count_row` counts all of it until the k-th best is known.
-6. `emit_list`, and `emit_row` for keys equal to the cutoff: every CTA writes its own selected elements. Or, where order
-   or ties matter, `emit_in_order`: a CTA has neighbouring vectors, marks what is selected of them in a bit map, sums
-   it up and writes. Of the ties the last are the first if ranks and bit maps run from the row's end to its beginning.
+6. `emit_list`, and `emit_row` for keys equal to the cutoff: every CTA writes its own selected elements. Or, in the
+   variants for requests whose order or ties matter, `emit_in_order` (`cluster_marks`): a CTA has neighbouring vectors,
+   marks what is selected of them in a bit map, sums it up and writes.
+7. `emit_by_value` (`cluster_value`), for order "value": as in `cluster_kernel`.
 
 Threads. Segments of 32 vectors (128 scores) go round the CTAs of the cluster, then round their warps, then over the
 batches, so that neighbouring large scores are spread over warps and CTAs; for ordered output each CTA has a chunk.
 
-Shared memory, 97 to 112 KiB: list 40 to 80 KiB, 8 bytes an entry, written by all warps (later the copies of the bins
-for `count_row`, or the bit maps) | queues 10 KiB and, in clusters, their vectors 40 KiB, a part a warp | samples 2 KiB
-and bins of all CTAs 1 KiB a CTA, written by all CTAs of the cluster | bins, sums, counters, last keys 4 KiB.
+Shared memory, 63 to 96 KiB: list 32 to 80 KiB, 8 bytes an entry, written by all warps (later the copies of the bins
+for `count_row`, the bit maps, or what is sorted) | queues 10 KiB, a part a warp (later bit maps, and the elements that
+are sent to be sorted) | samples 2 KiB and bins of all CTAs 1 KiB a CTA, written by all CTAs of the cluster | bins,
+sums, counters, last keys 4 KiB.
 
 Barriers. As in `cluster_kernel`: one of the whole cluster, all CTAs have started; after it only messages, counted at
 an mbarrier of the receiver: samples once an attempt, bins once a count in two buffers, the last keys once. Each CTA
@@ -45,7 +47,7 @@ sent after the bins of the first came, and these are sent after the samples of t
 Cost. One launch, no scratch memory. Bytes: the row once, and 32 KiB of it as a sample (4.3 TB/s on an H200: 0.12 us for
 131,072 scores, 250 us for 256 x 1,048,576).
 
-Limits. sm_90 and up; f32, single members; k <= 4,096; order "any" and "index"; rows of any length and alignment.
+Limits. sm_90 and up; f32, single members; k <= 4,096, for order "value" 2,048; rows of any length and alignment.
 
 Source: `cluster_kernel` and what it names.
 """
@@ -58,16 +60,16 @@ from cutlass import Boolean, Int32, Uint32, const_expr
 
 from . import _cute_ops as ops
 from . import cluster_ops as cops
-from ._cute_flags import TIES_HIGHEST
+from ._cute_flags import ORDER_VALUE, TIES_HIGHEST
 from ._cute_rows import SelectArguments, find_cells, has
 from .cluster32_exact import Exact
 from .cluster32_filter import Filter
-from .cluster32_layout import CTAS_AN_SM, LAST, TOP, UNSAMPLED, Place, Range
+from .cluster32_layout import LAST, TOP, UNSAMPLED, Place, Range
 from .cluster32_order import Order
 from .cluster32_sample import Sample
 from .cluster_bins import BINS
 
-DIRECT, ORDERED = 1, 2  # bits of `path`: no sampling; indices ascend, and of the ties the first (or last) are taken
+DIRECT = 1  # bit of `path`: no sampling
 SAMPLED_TWICE = 2  # attempts by samples, before the whole row is counted
 
 
@@ -77,7 +79,7 @@ def keys_from(low: Uint32) -> Range:
 
 
 class ClusterSelect32(Sample, Filter, Exact, Order):
-    """The kernel for one cluster size; f32, single members."""
+    """The kernel for one cluster size and direction, ordered or not; f32, single members."""
 
     WIDE_ARGUMENTS = 14
     NARROW_ARGUMENTS = 11
@@ -96,7 +98,7 @@ class ClusterSelect32(Sample, Filter, Exact, Order):
             cluster=[self.cluster, 1, 1] if const_expr(self.cluster > 1) else None,
             stream=stream,
             use_pdl=dependent,
-            min_blocks_per_mp=CTAS_AN_SM,
+            min_blocks_per_mp=self.residents,
             preferred_smem_carveout=-1,  # the driver's default; unset, the compiler would ask a device
         )
 
@@ -110,14 +112,17 @@ class ClusterSelect32(Sample, Filter, Exact, Order):
         shared = self.start(place)
         cute.arch.griddepcontrol_wait()
         row = self.find_window(arguments, row_index)
+        by_value = Boolean(False)
+        worst = Uint32(0)
+        if const_expr(self.ordered):
+            by_value = has(arguments.flags, ORDER_VALUE)
         if row.count <= k:
             self.meet()
             cute.arch.griddepcontrol_launch_dependents()
-            self.write_short(arguments, find_cells(arguments, row_index, ops.F32, 4), row, place)
+            if not by_value:
+                self.write_short(arguments, find_cells(arguments, row_index, ops.F32, 4), row, place)
         else:
-            ordered = (path & Int32(ORDERED)) != Int32(0)
-            mirrored = ordered and has(arguments.flags, TIES_HIGHEST)
-            grid = self.lay_out(row, place, ordered, mirrored)
+            grid = self.lay_out(row, place, has(arguments.flags, TIES_HIGHEST))
             attempt = Int32(0)
             if (path & Int32(DIRECT)) != Int32(0):
                 attempt = Int32(SAMPLED_TWICE)
@@ -134,7 +139,7 @@ class ClusterSelect32(Sample, Filter, Exact, Order):
                         self.meet()
                     if grid.count > Int32(UNSAMPLED):
                         low, shift = self.find_cutoff(shared, place, grid, k, sample, attempt)
-                    self.filter_row(shared, place, grid, words, low, shift, ordered)
+                    self.filter_row(shared, place, grid, words, low, shift)
                     cute.arch.griddepcontrol_launch_dependents()
                     cute.arch.sync_threads()
                     found = keys_from(low)
@@ -159,11 +164,15 @@ class ClusterSelect32(Sample, Filter, Exact, Order):
             cells = find_cells(arguments, row_index, ops.F32, 4)
             direct = attempt == Int32(SAMPLED_TWICE)
             unlisted = direct or found.low == low  # keys equal to the cutoff are in no list
-            if ordered:
-                self.emit_in_order(arguments, cells, row, shared, place, grid, found, direct, unlisted)
+            worst = found.low
+            if const_expr(self.ordered):
+                self.emit_in_order(arguments, row_index, row, shared, place, grid, found, direct, unlisted)
             else:
                 share = self.share_ties(arguments, found)
                 if not direct:
                     self.emit_list(arguments, cells, row, shared, place, found, share)
                 if unlisted:
                     self.emit_row(arguments, cells, row, shared, place, grid, found, share, direct)
+        if const_expr(self.ordered):
+            if by_value and place.rank == Int32(0):
+                self.emit_by_value(arguments, row_index, row, shared, place, worst)

@@ -14,7 +14,6 @@ from ._cute_rows import find_row
 from .cluster_bins import BINS
 
 THREADS = 512
-CTAS_AN_SM = 2
 COPIES = 16  # of the bins while the row is counted
 PIVOTS = 32
 SAMPLES = 512
@@ -78,7 +77,7 @@ class Shared(NamedTuple):
     sLower: cute.Tensor  # (BINS + 1) Int32: the same for the CTAs of lower rank
     sLast: cute.Tensor  # (LAST) Uint32: the cluster's keys of the range in which the k-th best is, then zeros
     sCount: cute.Tensor  # (4) Int32: entries of the list, keys written above the k-th best, equal to it, keys sent last
-    sBarrier: cute.Tensor  # (4) Int64: samples; bins, two buffers; last keys
+    sBarrier: cute.Tensor  # (5) Int64: samples; bins, two buffers; last keys; elements, sent for order "value"
 
 
 class Range(NamedTuple):
@@ -97,24 +96,27 @@ class Range(NamedTuple):
 class Layout:
     """Compile-time facts of a variant, and what depends on them alone."""
 
-    def __init__(self, cluster: int, largest: bool = True, dtype: str = ops.F32):
+    def __init__(self, cluster: int, largest: bool = True, dtype: str = ops.F32, group: int = 1, ordered: bool = False):
         self.cluster = cluster
         self.largest = largest
+        self.ordered = ordered
+        # For order a thread wants more than 64 registers. Only clusters of 8 are launched where two CTAs share an SM.
+        self.residents = 1 if ordered and cluster in (2, 4, 16) else 2
         self.threads = THREADS
         self.warps = THREADS // 32
         self.vectors = VECTORS
         self.capacity = {1: 10176, 2: 5952, 16: 4096}.get(cluster, 5120)
         self.depth = 32 * (VECTORS + 1)
         self.samplers = SAMPLES // 32 // cluster  # warps of a CTA that take samples, one a lane
-        if dtype != ops.F32:
-            raise ValueError(f"scores are {ops.F32}, not {dtype}")
+        if dtype != ops.F32 or group != 1:
+            raise ValueError(f"elements are single scores of {ops.F32}, not {group} of {dtype}")
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory that `start` lays out."""
         queue = self.warps * self.depth
         words = queue + SAMPLES + PIVOTS + LAST + BINS + self.cluster * BINS + 2 * (BINS + 4) + 4
-        return self.capacity * 8 + words * 4 + 32
+        return self.capacity * 8 + words * 4 + 48
 
     @cute.jit
     def start(self, place: Place) -> Shared:
@@ -135,7 +137,7 @@ class Layout:
             sLower=words(BINS + 4),
             sLast=words(LAST, Uint32),
             sCount=words(4),
-            sBarrier=words(4, Int64),
+            sBarrier=words(5, Int64),
         )
         tid = place.tid
         if tid < Int32(BINS):
@@ -150,7 +152,7 @@ class Layout:
             shared.sLower[BINS + tid] = Int32(0)
         if const_expr(self.cluster > 1):
             if tid == Int32(0):
-                for i in cutlass.range_constexpr(4):
+                for i in cutlass.range_constexpr(5):
                     cute.arch.mbarrier_init(shared.sBarrier.iterator + i, 1)
                 cute.arch.mbarrier_init_fence()
                 cute.arch.mbarrier_arrive_and_expect_tx(shared.sBarrier.iterator, SAMPLES * 4)
@@ -190,14 +192,14 @@ class Layout:
         return window
 
     @cute.jit
-    def lay_out(self, row: Window, place: Place, ordered: Boolean, mirrored: Boolean) -> Grid:
+    def lay_out(self, row: Window, place: Place, mirrored: Boolean) -> Grid:
         """Cuts the row into vectors and says which are this CTA's.
 
         Args:
             row: the row.
-            place: this thread.
-            ordered: they are neighbours; else its segments of 32 are spread over the row.
-            mirrored: of `ordered` ones, the CTAs' ranks go from the row's end to its beginning.
+            place: this thread. For ordered output a CTA's vectors are neighbours; else its segments of 32 are spread
+                over the row.
+            mirrored: of neighbours, the CTAs' ranks go from the row's end to its beginning.
         """
         skew = Int32(row.base & Int64(15)) >> 2
         slots = Uint32(skew) + Uint32(row.count)
@@ -212,7 +214,7 @@ class Layout:
         first = place.rank * 32
         step = Int32(self.cluster * 32)
         limit = vectors
-        if ordered:
+        if const_expr(self.ordered):
             chunk = place.rank
             if mirrored:
                 chunk = self.cluster - 1 - place.rank

@@ -6,9 +6,7 @@ of +0.0, every NaN the same, the best one if the largest are selected, else the 
 
 # mypy: ignore-errors
 
-import cutlass.cute as cute
 from cutlass import Int32, Uint32
-from cutlass.cutlass_dsl import dsl_user_op
 
 from . import _cute_ops as ops
 
@@ -64,22 +62,3 @@ def scrambled(number: Uint32) -> Uint32:
     """A number that looks random, the same for the same `number`."""
     number = number * Uint32(0x9E3779B1)
     return (number ^ (number >> Uint32(15))) * Uint32(0x85EBCA77)
-
-
-@dsl_user_op
-def load_word(address: Int32, *, loc=None, ip=None) -> Uint32:
-    """A word of this CTA's shared memory."""
-    ptx = "ld.shared.b32 {$w0}, [{$r0}];"
-    return cute.arch.inline_ptx(ptx, write_only_types=[Uint32], read_only_args=[address], loc=loc, ip=ip)
-
-
-@dsl_user_op
-def store_word(address: Int32, word: Uint32, *, loc=None, ip=None) -> None:
-    """A word to this CTA's shared memory."""
-    cute.arch.inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[address, word], loc=loc, ip=ip)
-
-
-@dsl_user_op
-def mark(address: Int32, bits: Uint32, *, loc=None, ip=None) -> None:
-    """Sets bits of a word of this CTA's shared memory, atomically."""
-    cute.arch.inline_ptx("red.shared.or.b32 [{$r0}], {$r1};", read_only_args=[address, bits], loc=loc, ip=ip)

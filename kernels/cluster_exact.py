@@ -4,10 +4,9 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Uint32, Uint64, const_expr
+from cutlass import Boolean, Int32, Uint32, Uint64
 
 from . import _cute_ops as ops
-from . import cluster_ops as cops
 from .cluster_bins import BINS, Bins
 from .cluster_layout import COPIES, Grid, Layout, Place, Range, Shared
 
@@ -27,9 +26,9 @@ class Exact(Bins, Layout):
             k: elements to select.
             passes: counts before this one.
         """
-        bin_, reach = self.find_bin(shared, place, found.above, passes, shared.sBarrier.iterator, k)
+        bin_, _ = self.find_bin(shared, place, found.above, passes, shared.sBarrier.iterator, k)
 
-        low, high, from_row, ties, later = found.low, found.high, found.from_row, found.ties, found.later
+        low, high, from_row, ties = found.low, found.high, found.from_row, found.ties
         above = found.above + shared.sTotal[bin_ + 1]
         lower = found.lower + shared.sLower[bin_ + 1]
         if bin_ < Int32(0):  # too few at or above the sampled cutoff: the k-th best is below it
@@ -38,17 +37,11 @@ class Exact(Bins, Layout):
             from_row = Boolean(True)
         else:
             ties = shared.sLower[bin_] - shared.sLower[bin_ + 1]
-            if const_expr(self.cluster > 1):
-                mine = reach + (place.rank * BINS + bin_) * 2
-                own = cops.load_half(mine)
-                if bin_ < Int32(BINS - 1):
-                    own = own - cops.load_half(mine + 2)
-                later = shared.sTotal[bin_] - shared.sTotal[bin_ + 1] - ties - own
             if bin_ < Int32(BINS - 1):
                 high = cutlass.min(low + (bin_ << shift), high)
             if bin_ > Int32(0):
                 low = low + ((bin_ - 1) << shift) + 1
-        return Range(low, high, above, lower, ties, later, from_row, bin_ >= Int32(0) and low >= high)
+        return Range(low, high, above, lower, ties, from_row, bin_ >= Int32(0) and low >= high)
 
     @cute.jit
     def count_list(self, shared: Shared, place: Place, found: Range, shift: Int32):

@@ -9,7 +9,7 @@ from cutlass import Boolean, Int32, Uint32, Uint64, const_expr
 from . import _cute_ops as ops
 from . import cluster_ops as cops
 from .cluster_bins import BINS
-from .cluster_layout import LINK, Grid, Layout, Place, Shared
+from .cluster_layout import Grid, Layout, Place, Shared
 
 
 class Filter(Layout):
@@ -39,10 +39,6 @@ class Filter(Layout):
         """
         queued = Int32(0)
         equals = Int32(0)
-        last = Int32(-1)
-        if const_expr(self.ordered):
-            if place.lane == Int32(0):
-                shared.sChain[place.warp] = Int32(-1)
         if self.has_ends(place, grid):
             equals = self.filter_ends(shared, place, grid, cutoff, shift)
         vector = grid.first
@@ -62,22 +58,13 @@ class Filter(Layout):
             enough = Int32(32)
             if batch == batches:
                 enough = Int32(1)
-            front = Int32(0)
-            while queued - front >= enough:
-                take = cutlass.min(queued - front, Int32(32))
-                at = front if self.ordered else queued - take
-                equals, last, found = self.drain(shared, place, grid, cutoff, shift, at, take, equals, last)
-                if const_expr(self.ordered):
-                    front = front + take
-                else:
-                    queued = queued - take
+            while queued >= enough:
+                take = cutlass.min(queued, Int32(32))
+                queued = queued - take
+                equals, found = self.drain(shared, place, grid, cutoff, shift, queued, take, equals)
                 if found >= limit:
                     queued = Int32(0)
                     batches = Int32(0)
-            if const_expr(self.ordered):
-                queued = cutlass.max(queued - front, Int32(0))
-                if front > Int32(0) and queued > Int32(0):
-                    self.move(shared, place, front, queued)
             cute.arch.sync_warp()
         equals = cute.arch.warp_redux_sync(equals, "add")
         if place.lane == Int32(0):
@@ -131,22 +118,6 @@ class Filter(Layout):
                     equals = equals + Int32(cute.arch.popc(marks))
         return queued, equals
 
-    @cute.jit
-    def move(self, shared: Shared, place: Place, front: Int32, left: Int32):
-        """Moves what is left of the warp's queue, less than 32 vectors, to its beginning."""
-        to = place.warp * self.depth + place.lane
-        slot = to + cutlass.min(front, Int32(self.depth - 32))
-        vector = shared.sQueue[slot]
-        words = self.load_queued(shared, slot)
-        cute.arch.sync_warp()
-        if place.lane < left:
-            shared.sQueue[to] = vector
-            if const_expr(self.grouped):
-                shared.sData[to] = Int32(words[0])
-            else:
-                cops.store_four(Int32(shared.sData.iterator.toint()) + to * 16, words)
-        cute.arch.sync_warp()
-
     def load_queued(self, shared: Shared, slot: Int32):
         """The words of a vector in the queue; of a group its best score."""
         address = Int32(shared.sData.iterator.toint()) + slot * (4 * self.staged)
@@ -163,12 +134,8 @@ class Filter(Layout):
         front: Int32,
         take: Int32,
         equals: Int32,
-        last: Int32,
     ):
         """Looks at 32 or fewer vectors of the warp's queue, one a lane, and puts their keys into the list.
-
-        For ordered output the warp's part of the list is a chain, in the order of the row: runs of keys, before each a
-        link, which is how many they are and where the next run begins. No key is like a link's.
 
         Args:
             shared: the queue, the list and the bins.
@@ -179,10 +146,9 @@ class Filter(Layout):
             front: the first of them in the queue.
             take: how many.
             equals: this lane's count of keys equal to the cutoff.
-            last: the chain's last link, -1 if there is none.
 
         Returns:
-            The new `equals` and `last`, and how many entries the list had before.
+            The new `equals`, and how many entries the list had before.
         """
         wanted = place.lane < take
         slot = place.warp * self.depth + front + cutlass.min(place.lane, take - 1)
@@ -203,15 +169,10 @@ class Filter(Layout):
             if place.lane >= Int32(1 << fold):
                 upto = upto + before
         found = Int32(0)
-        links = 1 if self.ordered else 0
         if place.lane == Int32(31):
-            found = cute.arch.atomic_add(shared.sCount.iterator, upto + links)
+            found = cute.arch.atomic_add(shared.sCount.iterator, upto)
         found = cute.arch.shuffle_sync(found, 31)
-        if const_expr(self.ordered):
-            if place.lane == Int32(31):
-                self.link(shared, place, last, found, upto)
-            last = found
-        entry = found + links + upto - count
+        entry = found + upto - count
         first = self.element_of(grid, vector)
         while above != Uint32(0):
             e = ops.find_first_set(above)
@@ -226,17 +187,7 @@ class Filter(Layout):
                 shared.sList[entry] = (Uint64(key) << Uint64(32)) | Uint64(Uint32(first + e))
             cute.arch.atomic_add(shared.sBin.iterator + self.bin_of(key, cutoff.low, shift), Int32(1))
             entry = entry + 1
-        return equals, last, found
-
-    @cute.jit
-    def link(self, shared: Shared, place: Place, last: Int32, found: Int32, size: Int32):
-        """Puts a link to the next run before a run of `size` keys, and its place into the last link."""
-        if found < Int32(self.capacity):
-            shared.sList[found] = (Uint64(LINK) << Uint64(32)) | Uint64(size << 16)
-        if last < Int32(0):
-            shared.sChain[place.warp] = found
-        elif last < Int32(self.capacity):
-            shared.sList[last] = shared.sList[last] | Uint64(found)
+        return equals, found
 
     @cute.jit
     def filter_ends(self, shared: Shared, place: Place, grid: Grid, cutoff: cops.Cutoff, shift: Int32) -> Int32:

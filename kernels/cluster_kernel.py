@@ -29,8 +29,10 @@ Steps, with the names of the methods:
    `count_list` or `count_row`, and again.
 6. `emit_list` or `emit_row`: every CTA writes its own selected elements; one reservation a warp. If the k-th best is
    the cutoff itself, those equal to it are looked for in the row until there are enough. In the variants for requests
-   whose order or ties matter, `emit_in_order`: each warp counts what it has, then writes it, from its part of the list,
-   which is a chain in the order of the row, or from the row if the k-th best is the cutoff itself.
+   whose order or ties matter, `emit_in_order` (`cluster_marks`): a CTA has neighbouring vectors, marks what is selected
+   of them in a bit map, sums it up and writes.
+7. `emit_by_value` (`cluster_value`), for order "value": what would be written in index order is sent to the first CTA
+   of the cluster, which sorts it by key, stable, and writes it.
 
 In the variants for groups of 8 an element is a vector, and its key that of its best score; a group that is not whole is
 an end of the row. The pinned element is left out of all that and written last.
@@ -42,11 +44,13 @@ neighbouring large scores are spread over warps and CTAs (C CTAs, W warps):
     step 1   |      "          = segment (1 * W + warp) * C + rank
     ..
 
-For ordered output a warp's segments are neighbours instead, and the warps and CTAs in their order.
+For ordered output each CTA has a chunk of neighbouring segments instead, which go round its warps; the chunks are in
+the order of the CTAs' ranks, or, for ties to the highest index, in the opposite one.
 
 Shared memory, 108 KiB for one CTA a row, 79 to 97 KiB in clusters: list 40 or 72 KiB, 8 bytes an entry, written by all
-warps (before it the sampled vectors, later the copies of the bins for `count_row`) | queues 6 or 10 KiB and their
-vectors 24 or 40 KiB, a part a warp | samples 2 KiB | bins of all CTAs 1 KiB a CTA, written by all CTAs of the cluster
+warps (before it the sampled vectors, later the copies of the bins for `count_row`, or what is sorted) | queues 6 or
+10 KiB and their vectors 24 or 40 KiB, a part a warp (later bit maps, and the elements that are sent to be sorted) |
+samples 2 KiB | bins of all CTAs 1 KiB a CTA, written by all CTAs of the cluster
 | bins, sums, counters 4 KiB. The less there is, the more of it is L1 cache, through which all loads in flight go.
 
 Barriers. Only one is of the whole cluster: all CTAs have started and initialised their mbarriers (arrived at first,
@@ -61,7 +65,7 @@ H200: 0.06 us for 131,072 scores, 125 us for 256 x 1,048,576). Floor of a cluste
 and does three cluster barriers: 2.1 us.
 
 Limits. sm_90 and up; bf16 and f16; single members, or groups of 8 without order; k <= 4,096; order "any", and of the
-largest "index" and ties; rows of any length and alignment.
+largest "index", ties, and, for k <= 2,048, "value"; rows of any length and alignment.
 
 Source: vLLM, `vllm.models.deepseek_v41.nvidia.specialized_decode.attention.decode_topk_cute` (DecodeTopK), 2026:
 clusters, sampling with an exact way back, queues of vectors. Different here: the row is streamed, not held, so that
@@ -73,11 +77,11 @@ and not kept; survivors stay where they are and every CTA writes its own; messag
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, const_expr
+from cutlass import Boolean, Int32, Int64, Uint32, const_expr
 
 from . import _cute_ops as ops
 from . import cluster_ops as cops
-from ._cute_flags import PIN_NEWEST
+from ._cute_flags import ORDER_VALUE, PIN_NEWEST, TIES_HIGHEST
 from ._cute_rows import SelectArguments, find_cells, has
 from .cluster_bins import BINS
 from .cluster_exact import Exact
@@ -92,7 +96,7 @@ FEWEST = 64  # vectors of a row that is sampled; of less, all fit in the list
 
 def everything() -> Range:
     """All keys, none counted yet."""
-    return Range(Int32(0), Int32(0xFFFF), Int32(0), Int32(0), Int32(0), Int32(0), Boolean(True), Boolean(False))
+    return Range(Int32(0), Int32(0xFFFF), Int32(0), Int32(0), Int32(0), Boolean(True), Boolean(False))
 
 
 class ClusterSelect(Sample, Filter, Exact, Order):
@@ -129,20 +133,27 @@ class ClusterSelect(Sample, Filter, Exact, Order):
         shared = self.start(place)
         cute.arch.griddepcontrol_wait()
         row = self.find_window(arguments, row_index)
+        by_value = Boolean(False)
+        worst = Int32(0)
+        if const_expr(self.ordered):
+            by_value = has(arguments.flags, ORDER_VALUE)
         pinned = Int32(0)
         if const_expr(self.grouped):
             pinned = Int32(has(arguments.flags, PIN_NEWEST) and row.count > Int32(0))
         if row.count <= k:
             self.meet()
             cute.arch.griddepcontrol_launch_dependents()
-            self.write_short(arguments, find_cells(arguments, row_index, self.dtype, 2), row, place, pinned)
+            if not by_value:
+                self.write_short(arguments, find_cells(arguments, row_index, self.dtype, 2), row, place, pinned)
         else:
             part = row
             if const_expr(self.grouped):  # the pinned element is apart
                 if pinned > Int32(0):
                     part = Window(row.base, row.count - 1, Int64(row.count - 1) * 8)
                     k = cutlass.max(k - 1, Int32(1))
-            grid = self.lay_out(part, place)
+            grid = self.lay_out(part, place, has(arguments.flags, TIES_HIGHEST))
+            if const_expr(self.ordered):
+                self.save_window(shared, place, row)
             low = Int32(0)
             shift = Int32(8)
             filtering = (path & Int32(DIRECT)) == Int32(0)
@@ -200,11 +211,18 @@ class ClusterSelect(Sample, Filter, Exact, Order):
                 if pinned > Int32(0) and place.rank == Int32(0) and tid == Int32(0):
                     self.write_pinned(arguments, cells, row)
                 arguments = arguments._replace(k=arguments.k - pinned)
-            listed = not found.from_row and found.low != cutoff.low  # keys equal to the cutoff are in no list
+            unlisted = found.from_row or found.low == cutoff.low  # keys equal to the cutoff are in no list
             if const_expr(self.ordered):
-                self.emit_in_order(arguments, cells, row, shared, place, grid, found, listed)
+                worst = found.low
+                row = self.load_window(shared)
+                grid = self.lay_out(row, place, has(arguments.flags, TIES_HIGHEST))
+                self.emit_in_order(arguments, row_index, row, shared, place, grid, found, found.from_row, unlisted)
             else:
                 if not found.from_row:
                     self.emit_list(arguments, cells, row, shared, place, found)
-                if not listed:
+                if unlisted:
                     self.emit_row(arguments, cells, row, shared, place, grid, found, found.from_row)
+        if const_expr(self.ordered):
+            if by_value and place.rank == Int32(0):
+                row = self.find_window(arguments, row_index)
+                self.emit_by_value(arguments, row_index, row, shared, place, Uint32(worst))

@@ -15,7 +15,6 @@ from .cluster_bins import BINS
 
 COPIES = 16  # of the bins while the row is counted
 PIVOTS = 32
-LINK = 0xFFFFFFFF  # the upper word of an entry of the list that is no key but a link; see `Filter.drain`
 LANES = 8  # samples are made by so many lanes together
 
 
@@ -40,6 +39,8 @@ class Grid(NamedTuple):
     first: Int32  # this thread's first vector
     step: Int32  # vectors from one of a thread to its next
     limit: Int32  # this thread's vectors are below
+    chunk: Int32  # this CTA's first vector, if its vectors are neighbours
+    part: Int32  # which part of the row is this CTA's: the first has the head, the last the tail
 
 
 class Place(NamedTuple):
@@ -59,14 +60,14 @@ class Shared(NamedTuple):
     sQueue: cute.Tensor  # (warps * depth) Int32: vectors to be looked at, a queue a warp
     sData: cute.Tensor  # (warps * depth * staged) Int32: their scores, or best score
     sSample: cute.Tensor  # (samples) Int32: keys
-    sChain: cute.Tensor  # (32) Int32: where the list has the first keys of each warp, -1 if there are none
     sPivot: cute.Tensor  # (PIVOTS) Int32: samples at or above each pivot
     sBin: cute.Tensor  # (BINS) Int32: this CTA's keys by bin
     sReach: cute.Tensor  # (2 * cluster * BINS / 2) Int32: each CTA's keys in a bin or above, 16 bits, two buffers
     sTotal: cute.Tensor  # (BINS + 1) Int32: the same for the cluster
     sLower: cute.Tensor  # (BINS + 1) Int32: the same for the CTAs of lower rank
     sCount: cute.Tensor  # (2) Int32: entries of the list; keys written, those equal to the k-th best << 16
-    sBarrier: cute.Tensor  # (2) Int64: bins, two buffers
+    sWindow: cute.Tensor  # (2) Int64: the row's window, which is read again for ordered output
+    sBarrier: cute.Tensor  # (3) Int64: bins, two buffers; elements in index order, sent for order "value"
 
 
 class Range(NamedTuple):
@@ -77,7 +78,6 @@ class Range(NamedTuple):
     above: Int32  # keys of the cluster that are better than `high`
     lower: Int32  # of those, keys of the CTAs of lower rank
     ties: Int32  # keys equal to `low` of the CTAs of lower rank, once `settled`
-    later: Int32  # the same of the CTAs of higher rank; no CTA counts more than 65,535
     from_row: Boolean  # this CTA's list does not hold all of its keys of the range
     settled: Boolean  # low == high, and counted
 
@@ -95,7 +95,7 @@ class Layout:
         threads: int = 512,
         vectors: int = 0,
         deep: int = 1,
-        residents: int = 2,
+        residents: int = 0,
         capacity: int = 0,
         deviations: float = 4.5,
     ):
@@ -113,7 +113,8 @@ class Layout:
         self.sets = 4 if cluster == 1 else 2  # vectors that each thread samples
         self.unit = LANES // group  # of how many elements a sample is the best, for each vector of a thread
         self.deviations = deviations
-        self.residents = residents
+        # For order a thread wants more than 64 registers. Only clusters of 8 are launched where two CTAs share an SM.
+        self.residents = residents or (1 if ordered and cluster in (2, 4, 16) else 2)
         self.capacity = capacity or (9216 if cluster == 1 else 5120)
         self.depth = 32 * (self.vectors + 1)
         self.staged = 4 // group or 1  # words of a queued vector that are kept
@@ -129,8 +130,8 @@ class Layout:
     def shared_bytes(self) -> int:
         """Bytes of shared memory that `start` lays out."""
         queue = self.warps * self.depth
-        words = queue + self.samples + 32 + PIVOTS + BINS + self.cluster * BINS + 2 * (BINS + 4) + 4
-        return self.capacity * 8 + queue * 4 * self.staged + words * 4 + 32
+        words = queue + self.samples + PIVOTS + BINS + self.cluster * BINS + 2 * (BINS + 4) + 4
+        return self.capacity * 8 + queue * 4 * self.staged + words * 4 + 64
 
     @cute.jit
     def start(self, place: Place) -> Shared:
@@ -145,14 +146,14 @@ class Layout:
             sQueue=words(self.warps * self.depth),
             sData=words(self.warps * self.depth * self.staged),
             sSample=words(self.samples),
-            sChain=words(32),
             sPivot=words(PIVOTS),
             sBin=words(BINS),
             sReach=words(self.cluster * BINS),
             sTotal=words(BINS + 4),
             sLower=words(BINS + 4),
             sCount=words(4),
-            sBarrier=words(2, Int64),
+            sWindow=words(2, Int64),
+            sBarrier=words(3, Int64),
         )
         tid = place.tid
         if tid < Int32(BINS):
@@ -165,7 +166,7 @@ class Layout:
             shared.sLower[BINS + tid] = Int32(0)
         if const_expr(self.cluster > 1):
             if tid == Int32(0):
-                for i in cutlass.range_constexpr(2):
+                for i in cutlass.range_constexpr(3):
                     cute.arch.mbarrier_init(shared.sBarrier.iterator + i, 1)
                 cute.arch.mbarrier_init_fence()
                 for i in cutlass.range_constexpr(2):
@@ -201,18 +202,33 @@ class Layout:
             window = Window(row.base, row.count, row.length)
         return window
 
+    @cute.jit
+    def save_window(self, shared: Shared, place: Place, row: Window):
+        """Puts the window into shared memory, so that what is made of it takes no registers while the row is read."""
+        if place.tid == Int32(0):
+            shared.sWindow[0] = row.base
+            shared.sWindow[1] = row.length
+
+    @cute.jit
+    def load_window(self, shared: Shared) -> Window:
+        """The window that was saved, some barriers ago."""
+        base = cops.load_long(Int32(shared.sWindow.iterator.toint()))
+        length = cops.load_long(Int32(shared.sWindow.iterator.toint()) + 8)
+        return Window(base, Int32(length), length)
+
     def elements_in(self, length: Int64) -> Int32:
         """How many elements a number of scores is."""
         return Int32((length + 7) >> 3) if self.grouped else Int32(length)
 
     @cute.jit
-    def lay_out(self, row: Window, place: Place) -> Grid:
+    def lay_out(self, row: Window, place: Place, mirrored: Boolean) -> Grid:
         """Cuts the row into vectors and says which are this thread's.
 
         Args:
             row: the row.
-            place: this thread. For ordered output a warp's vectors are neighbours; else its segments of 32 are spread
+            place: this thread. For ordered output a CTA's vectors are neighbours; else its segments of 32 are spread
                 over the row.
+            mirrored: of neighbours, the CTAs' ranks go from the row's end to its beginning.
         """
         length = Int32(row.length)
         head = cutlass.min((Int32(0) - (Int32(row.base & Int64(15)) >> 1)) & 7, length)
@@ -225,10 +241,17 @@ class Layout:
         first = (place.warp * self.cluster + place.rank) * 32
         step = Int32(self.stride)
         limit = vectors
+        part = place.rank
+        chunk = Int32(0)
         if const_expr(self.ordered):
-            first = (place.rank * self.warps + place.warp) * each * 32
-            step = Int32(32)
-            limit = cutlass.min(first + each * 32, vectors)
+            if mirrored:
+                part = self.cluster - 1 - part
+            size = Int32((segments + Uint32(self.cluster - 1)) // Uint32(self.cluster)) * 32
+            each = (size + (self.threads - 1)) // self.threads
+            chunk = part * size
+            first = chunk + place.warp * 32
+            step = Int32(self.threads)
+            limit = cutlass.min(chunk + size, vectors)
         batches = (each + (self.vectors - 1)) // self.vectors
         base = row.base + Int64(head) * 2
         return Grid(
@@ -242,6 +265,8 @@ class Layout:
             first + place.lane,
             step,
             limit,
+            chunk,
+            part,
         )
 
     @cute.jit
@@ -269,9 +294,9 @@ class Layout:
 
     @cute.jit
     def has_ends(self, place: Place, grid: Grid) -> Boolean:
-        """Whether this warp has scores of the row's ends: the first CTA has the head, the last the tail."""
-        head = place.rank == Int32(0) and grid.head > Int32(0)
-        tail = place.rank == Int32(self.cluster - 1) and grid.tail > Int32(0)
+        """Whether this warp has scores of the row's ends."""
+        head = grid.part == Int32(0) and grid.head > Int32(0)
+        tail = grid.part == Int32(self.cluster - 1) and grid.tail > Int32(0)
         return place.warp == Int32(0) and (head or tail)
 
     @cute.jit
@@ -280,10 +305,10 @@ class Layout:
 
         Lanes below 8 have the head, the next 8 the tail; of groups, there is the last, if it is not whole, in lane 8.
         """
-        wanted = place.rank == Int32(0) and place.lane < grid.head
+        wanted = grid.part == Int32(0) and place.lane < grid.head
         element = place.lane
         if place.lane >= Int32(8):
-            wanted = place.rank == Int32(self.cluster - 1) and place.lane < grid.tail + 8
+            wanted = grid.part == Int32(self.cluster - 1) and place.lane < grid.tail + 8
             element = grid.head + grid.vectors * 8 + place.lane - 8
         score = cops.load_element(grid.row + Int64(element) * 2, wanted)
         key = Int32(cops.word_keys(score, self.largest, self.dtype) & Uint32(0xFFFF))

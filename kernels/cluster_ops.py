@@ -165,6 +165,26 @@ def load_word(address: Int32, *, loc=None, ip=None) -> Uint32:
 
 
 @dsl_user_op
+def load_long(address: Int32, *, loc=None, ip=None) -> Int64:
+    """Eight bytes of this CTA's shared memory."""
+    return cute.arch.inline_ptx(
+        "ld.shared.b64 {$w0}, [{$r0}];", write_only_types=[Int64], read_only_args=[address], loc=loc, ip=ip
+    )
+
+
+@dsl_user_op
+def store_word(address: Int32, word: Uint32, *, loc=None, ip=None) -> None:
+    """A word to this CTA's shared memory."""
+    cute.arch.inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[address, word], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def mark(address: Int32, bits: Uint32, *, loc=None, ip=None) -> None:
+    """Sets bits of a word of this CTA's shared memory, atomically."""
+    cute.arch.inline_ptx("red.shared.or.b32 [{$r0}], {$r1};", read_only_args=[address, bits], loc=loc, ip=ip)
+
+
+@dsl_user_op
 def load_half(address: Int32, *, loc=None, ip=None) -> Int32:
     """A 16-bit word of this CTA's shared memory, zero-extended."""
     ptx = "{ .reg .b16 h; ld.shared.b16 h, [{$r0}]; cvt.u32.u16 {$w0}, h; }"
@@ -187,6 +207,21 @@ def send(address: Int32, barrier: Int32, rank: Int32, words, *, loc=None, ip=Non
         f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{shape}.b32 [a], {values}, [m]; }}"
     )
     cute.arch.inline_ptx(ptx, read_only_args=[address, barrier, rank, *words], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def await_first(barrier: Int32, *, loc=None, ip=None) -> None:
+    """Waits for a barrier's first phase, for a second at most.
+
+    Where a caller writes scores while they are selected from, a row that is read twice may not be the same, and fewer
+    messages come than were counted: the answer is then of no use, but there is one.
+    """
+    ptx = (
+        "{ .reg .u32 tries; .reg .pred more; mov.u32 tries, 0; { .reg .pred P1; LAB_WAIT: "
+        "mbarrier.try_wait.parity.shared.b64 P1, [{$r0}], 0, 10000000; @P1 bra DONE; "
+        "add.u32 tries, tries, 1; setp.lt.u32 more, tries, 100; @more bra LAB_WAIT; DONE: } }"
+    )
+    cute.arch.inline_ptx(ptx, read_only_args=[barrier], loc=loc, ip=ip)
 
 
 @dsl_user_op

@@ -163,5 +163,5 @@ class RadixRegister(List):
         else:
             taken = self.take(shared, place, grid, keys, cut, keyed)
             if row.by_value:
-                self.sort_list(shared, place, taken)
+                self.sort_list(shared, place, taken, found.high)
         return taken

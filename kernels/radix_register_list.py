@@ -10,16 +10,36 @@ from . import _cute_ops as ops
 from . import radix_register_ops as rops
 from ._cute_flags import EXPAND, OUT_INT64
 from ._cute_rows import Row, find_cells, has, write_cell
+from ._cute_sort import SORTED, Sort
 from .radix_register_emit import Emit
 from .radix_register_layout import Place, Shared
 
 
-class List(Emit):
+class List(Sort, Emit):
     """Sorts and writes the list."""
 
     @cute.jit
-    def sort_list(self, shared: Shared, place: Place, entries: Int32):
-        """Sorts the list by (key, element): a bitonic network over the next power of two, two strides a step.
+    def sort_list(self, shared: Shared, place: Place, entries: Int32, worst: Uint32):
+        """Sorts the list, which is in the order of elements, by (key, element).
+
+        Args:
+            shared: the list; bins and what is before them are used.
+            place: this thread.
+            entries: of the list.
+            worst: no key is above it.
+        """
+        if entries <= Int32(SORTED):
+            spare = [Int32(one.iterator.toint()) for one in (shared.sBins, shared.sBefore, shared.sParts)]
+            if const_expr(self.size == 2):
+                worst = (worst << Uint32(16)) | Uint32(0xFFFF)
+            list_ = Int32(shared.sList.iterator.toint()), self.entry_words
+            self.sort_by_key(list_, entries, worst, spare, 32 - self.bits)
+        else:
+            self.sort_by_network(shared, place, entries)
+
+    @cute.jit
+    def sort_by_network(self, shared: Shared, place: Place, entries: Int32):
+        """Sorts a long list: a bitonic network over the next power of two, two strides a step.
 
         A thread takes four entries a step. Those of a warp's threads are the warp's own 128 while a step spans no more.
         """

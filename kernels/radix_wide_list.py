@@ -8,10 +8,11 @@ from cutlass import Boolean, Int32, Uint32, Uint64
 
 from . import _cute_ops as ops
 from ._cute_rows import Cells, Row
+from ._cute_sort import SORTED, Sort
 from .radix_wide_layout import CAPACITY, THREADS, Cut, Layout, Shared
 
 
-class List(Layout):
+class List(Sort, Layout):
     """Compacts, sorts and writes the list."""
 
     @cute.jit
@@ -65,21 +66,32 @@ class List(Layout):
 
     @cute.jit
     def sort_list(self, row: Row, shared: Shared, entries: Int32):
-        """Sorts the list by (score, index), best first and equal scores by index; scores become order keys.
+        """Sorts the list, which is in index order, by (score, index), best first; scores become order keys."""
+        tid, _, _ = cute.arch.thread_idx()
+        for i in cutlass.range(tid, entries, THREADS):
+            entry = shared.sList[i]
+            key = ops.order_key(Uint32(entry >> Uint64(32)), row.largest)
+            shared.sList[i] = (Uint64(key) << Uint64(32)) | (entry & Uint64(0xFFFFFFFF))
+        cute.arch.sync_threads()
+        if entries <= Int32(SORTED):
+            spare = [Int32(one.iterator.toint()) for one in (shared.sCount, shared.sTotal, shared.sScan)]
+            list_ = Int32(shared.sList.iterator.toint()), 2
+            self.sort_by_key(list_, entries, Uint32(0xFFFFFFFF), spare, 32 - self.bits)
+        else:
+            self.sort_by_network(shared, entries)
 
-        A bitonic network over the next power of two. Steps over at most 32 entries stay in a warp's own 64.
+    @cute.jit
+    def sort_by_network(self, shared: Shared, entries: Int32):
+        """Sorts a long list of order keys: a bitonic network over the next power of two.
+
+        Steps over at most 32 entries stay in a warp's own 64.
         """
         tid, _, _ = cute.arch.thread_idx()
         padded = Int32(2)
         while padded < entries:
             padded = padded << 1
-        for i in cutlass.range(tid, padded, THREADS):
-            entry = Uint64(0xFFFFFFFFFFFFFFFF)
-            if i < entries:
-                old = shared.sList[i]
-                key = ops.order_key(Uint32(old >> Uint64(32)), row.largest)
-                entry = (Uint64(key) << Uint64(32)) | (old & Uint64(0xFFFFFFFF))
-            shared.sList[i] = entry
+        for i in cutlass.range(entries + tid, padded, THREADS):
+            shared.sList[i] = Uint64(0xFFFFFFFFFFFFFFFF)
         cute.arch.sync_threads()
         size = Int32(2)
         while size <= padded:

@@ -15,9 +15,7 @@ from tests.conformance.backends import Backend
 from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
 from tests.kernels import test_cluster_emulated as emulated
-from topkd.kernels import SelectRequest
 from topkd.kernels._cute_compile import compile_kernel, installed
-from topkd.kernels.cluster import path_of
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="needs nvidia-cutlass-dsl"),
@@ -45,41 +43,25 @@ class Cta(emulated.Cta):
             return ptx.Cta._arithmetic(self, name, suffixes, operands)
         return super()._arithmetic(name, suffixes, operands)
 
-    def _op_red(self, name: str, suffixes: list[str], operands: tuple[str, ...]) -> ptx.Step:
-        if suffixes != ["shared", "or", "b32"]:
-            return super()._op_red(name, suffixes, operands)
-        address, _base = self._address(operands[0])
-        value = self._source(operands[1], np.uint32)
-
-        def step(mask: ptx.Array) -> None:
-            if mask.any():
-                places = self.shared.places(address()[mask], 4)
-                self.shared.note(places, self.warp[mask], "atomic")
-                np.bitwise_or.at(self.shared.bytes.view(np.uint32), places[:, 0] // 4, value()[mask])
-
-        return step
-
 
 class Emulated(emulated.Emulated):
     """`select_topk` by the interpreted kernel, on CPU tensors."""
 
     cta = Cta
 
-    def path_of(self, request: SelectRequest) -> int:
-        return path_of(request)
-
-    def _kernel(self, largest: bool, *_: Any) -> tuple[ptx.Kernel, int]:
-        if largest not in self.kernels:
+    def _kernel(self, largest: bool, _: Any, *rest: Any) -> tuple[ptx.Kernel, int]:
+        kind = (largest, "float32", *rest)
+        if kind not in self.kernels:
             from topkd.kernels.cluster32_kernel import ClusterSelect32
 
-            folder = self.folder / str(largest)
+            folder = self.folder / "-".join(map(str, kind))
             folder.mkdir(parents=True)
             options = f"--keep-ptx --dump-dir {folder}"
-            compile_kernel("cluster32_kernel", "ClusterSelect32", (self.cluster, largest, "float32"), "sm_90a", options)
+            compile_kernel("cluster32_kernel", "ClusterSelect32", (self.cluster, *kind), "sm_90a", options)
             (file,) = folder.glob("*.ptx")
             text = emulated.WAIT.sub(r"mbarrierwait.b64 \1, \2;", file.read_text())
-            self.kernels[largest] = ptx.parse(text), ClusterSelect32(self.cluster).shared_bytes
-        return self.kernels[largest]
+            self.kernels[kind] = ptx.parse(text), ClusterSelect32(self.cluster, *kind).shared_bytes
+        return self.kernels[kind]
 
 
 @pytest.fixture(scope="session")
@@ -94,8 +76,8 @@ def backends(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], 
 
 def served(case: Case) -> bool:
     """Whether the family serves a case, by its options."""
-    plain = case.group == 1 and not case.pin_newest and not case.drop_neg_inf and case.k <= 4096
-    return plain and case.dtype == "float32" and case.order != "value"
+    plain = case.group == 1 and not case.pin_newest and not case.drop_neg_inf
+    return plain and case.dtype == "float32" and case.k <= (2048 if case.order == "value" else 4096)
 
 
 CASES = {name: case for name, case in directed().items() if served(case) and case.rows * case.width <= 3000}
@@ -137,3 +119,12 @@ ORDERS = [("lowest", 0), ("highest", 0), ("any", 0), ("lowest", 1), ("highest", 
 def test_order(backends: dict[tuple[int, int], Backend], kind: str, ties: str, path: int) -> None:
     cluster = 1 if kind in ("levels", "ascending") else 2
     backends[cluster, path].run(rows_of(kind, 2, 7003, 300, dtype="float32", order="index", ties=ties, values=True))
+
+
+@pytest.mark.parametrize("kind", ["near-one", "levels", "any-bits", "equal"])
+@pytest.mark.parametrize(("ties", "path"), ORDERS)
+def test_by_value(backends: dict[tuple[int, int], Backend], kind: str, ties: str, path: int) -> None:
+    cluster = 1 if kind in ("levels", "any-bits") else 2
+    lengths = ints(7003, 300)
+    case = rows_of(kind, 2, 7003, 600, dtype="float32", lengths=lengths, order="value", ties=ties, values=True)
+    backends[cluster, path].run(case)

@@ -21,7 +21,7 @@ from tests.conformance.backends import Backend
 from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
 from tests.kernels.emulated_memory import Placed
-from topkd.kernels import SelectRequest, TopKResult, validate_select
+from topkd.kernels import TopKResult, validate_select
 from topkd.kernels._cute_compile import compile_kernel, installed
 from topkd.kernels._family import Job
 from topkd.kernels.cluster import KERNELS, kind_of, unmet_options
@@ -247,6 +247,20 @@ class Cta(ptx.Cta):
 
         return step
 
+    def _op_red(self, name: str, suffixes: list[str], operands: tuple[str, ...]) -> ptx.Step:
+        if suffixes != ["shared", "or", "b32"]:
+            return super()._op_red(name, suffixes, operands)
+        address, _base = self._address(operands[0])
+        value = self._source(operands[1], np.uint32)
+
+        def step(mask: ptx.Array) -> None:
+            if mask.any():
+                places = self.shared.places(address()[mask], 4)
+                self.shared.note(places, self.warp[mask], "atomic")
+                np.bitwise_or.at(self.shared.bytes.view(np.uint32), places[:, 0] // 4, value()[mask])
+
+        return step
+
     _op_fence = ptx.Cta._op_griddepcontrol
 
     def _op_barrier(self, _: str, suffixes: list[str], operands: tuple[str, ...]) -> ptx.Step:
@@ -337,10 +351,6 @@ class Emulated:
 
     cta: type[Cta] = Cta
 
-    def path_of(self, request: SelectRequest) -> int:
-        """The bits of `path` that a request asks for."""
-        return 0
-
     def __init__(self, folder: Path, cluster: int, path: int) -> None:
         self.folder = folder
         self.cluster = cluster
@@ -382,8 +392,7 @@ class Emulated:
         memory = ptx.GlobalMemory()
         placed = Placed(memory, job)
         *arguments, rows = placed.arguments
-        path = self.path | self.path_of(request)
-        ctas = [self.cta(kernel, memory, [*arguments, path], 512, shared) for _ in range(self.cluster)]
+        ctas = [self.cta(kernel, memory, [*arguments, self.path], 512, shared) for _ in range(self.cluster)]
         for row in range(rows):
             run_cluster(ctas, row)
         placed.read_back()
@@ -424,9 +433,9 @@ def backends(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], 
 
 def served(case: Case) -> bool:
     """Whether the family serves a case, by its options."""
-    if case.dtype == "float32" or case.order == "value" or case.pooled or case.k > 4096:
+    if case.dtype == "float32" or case.pooled or case.k > (2048 if case.order == "value" else 4096):
         return False
-    ordered = case.order == "index" or case.ties != "any"
+    ordered = case.order != "any" or case.ties != "any"
     if case.group == 1:
         return not case.pin_newest and not case.drop_neg_inf and (case.largest or not ordered)
     return case.group == 8 and not ordered
@@ -472,6 +481,15 @@ def test_ascending_indices(backends: dict[tuple[int, int], Backend], kind: str, 
     backends[cluster, 0].run(case)
 
 
+@pytest.mark.parametrize("ties", ["lowest", "highest"])
+@pytest.mark.parametrize("kind", ["near-one", "plateau", "any-bits", "equal"])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_by_value(backends: dict[tuple[int, int], Backend], kind: str, cluster: int, ties: str) -> None:
+    starts, lengths = ints(3, 0), ints(8999, 299)
+    case = rows_of(kind, 2, 9007, 700, row_starts=starts, lengths=lengths, order="value", ties=ties, values=True)
+    backends[cluster, 0].run(case)
+
+
 @pytest.mark.parametrize("cluster", [1, 2, 4, 8, 16])
 def test_wide_row(backends: dict[tuple[int, int], Backend], cluster: int) -> None:
     backends[cluster, 0].run(rows_of("near-one", 1, 16384 * cluster + 77 if cluster < 8 else 33333, 2048))
@@ -508,9 +526,11 @@ def test_scores_equal_to_the_cutoff(backends: dict[tuple[int, int], Backend], eq
 def test_what_is_not_served_is_named() -> None:
     x = torch.zeros((1, 8), dtype=torch.bfloat16)
     assert unmet_options(validate_select(x, 2)) is None
-    for name, value in {"order": "value", "group": 2, "pin_newest": True, "drop_neg_inf": True}.items():
+    for name, value in {"group": 2, "pin_newest": True, "drop_neg_inf": True}.items():
         assert name in str(unmet_options(validate_select(x, 2, **{name: value})))
     assert "group" in str(unmet_options(validate_select(x.float(), 2, group=8)))
     assert unmet_options(validate_select(x.float(), 2, order="index", ties="lowest")) is None
-    assert "value" in str(unmet_options(validate_select(x.float(), 2, order="value")))
+    assert unmet_options(validate_select(x, 2048, order="value")) is None
+    assert "value" in str(unmet_options(validate_select(x.float(), 2049, order="value")))
+    assert "largest" in str(unmet_options(validate_select(x, 2, order="value", largest=False)))
     assert "k <= 4096" in str(unmet_options(validate_select(x, 4097)))
