@@ -75,6 +75,17 @@ def test_a_plan_in_compiled_code(select: torch_ops.PlanOperator, memory: dict[st
         assert torch.equal(select.indices, got[2])
 
 
+def test_one_function_for_several_plans(client: topkd.Client) -> None:
+    step = torch.compile(lambda select, x: select.new(input=x).indices, fullgraph=True, backend="aot_eager")
+    counts = [2, 3, 4, 3, 2]
+    plans = [client.plan(client.empty((ROWS, WIDTH), torch.float32), k, order="value") for k in counts]
+    selects = [torch_ops.PlanOperator(plan) for plan in plans]
+    for _ in range(2):
+        for select, k in zip(selects, counts, strict=True):
+            x = torch.randn(ROWS, WIDTH)
+            assert torch.equal(step(select, x), x.topk(k).indices.int())
+
+
 def test_the_graph_sees_what_a_call_writes(select: torch_ops.PlanOperator, memory: dict[str, torch.Tensor]) -> None:
     @torch.compile(fullgraph=True, backend="aot_eager")
     def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
