@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else inductor starts a process for each core
+# Else inductor starts a process for each core, and so does each of the test processes that run beside each other.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(4, os.cpu_count() or 1)))
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor compiles by g++, or by what CXX names"
