@@ -94,6 +94,7 @@ class Timeline:
         self._lock = threading.Lock()
         self._closed = False
         self._told = self._lost = False
+        self._telling = threading.Lock()
 
     def begin(self, stream: Any) -> Ticket | None:
         """Stores the ready word of a new call in a stream; None if no slot is free, or the session is over.
@@ -187,10 +188,13 @@ class Timeline:
 
     def _cut_off(self) -> bool:
         """Says, once, whether the watchdog has let a stream go on that waited for an accepted call."""
-        if self._told or not any(0 < self._words.end(slot.number) <= slot.accepted for slot in self._slots):
-            return False
-        self._told = True
-        return True
+        return any(0 < self._words.end(slot.number) <= slot.accepted for slot in self._slots) and self._first_to_tell()
+
+    def _first_to_tell(self) -> bool:
+        """Says whether nobody has told yet of calls that the session's end has cut off."""
+        with self._telling:
+            first, self._told = not self._told, True
+        return first
 
     def close(self, lost: bool, report: Callable[[TopkdError], None], lanes: LaneBook | None = None) -> None:
         """Ends it: waits for accepted calls unless the session is lost, then lets every stream go on.
@@ -210,8 +214,9 @@ class Timeline:
             for slot in slots:
                 self._words.wait_done(slot.number, slot.accepted, max(deadline - time.monotonic(), 0.0))
         unfinished = any(self._words.done(slot.number) < slot.accepted for slot in slots)
-        error = _error(_ENDED, self._ready_timeout) if unfinished and not self._told else self.failure()
-        self._told = True
+        ended = unfinished and self._first_to_tell()
+        error = _error(_ENDED, self._ready_timeout) if ended else self.failure()
+        self._first_to_tell()
         if error is not None:
             report(error)
         if not lost:

@@ -117,7 +117,7 @@ def test_a_worker_that_hangs_breaks_the_lane_after_its_time(own: Running) -> Non
         for _ in range(5):
             brief()
         torch.cuda.synchronize()
-        assert 0.3 < time.monotonic() - started < 3.0
+        assert 0.3 < time.monotonic() - started < 15.0
         for call in (brief.check, brief):
             with pytest.raises(topkd.DeadlineExceededError):
                 call()

@@ -21,6 +21,7 @@ from tests.e2e.conftest import Launch
 from tests.e2e.engines import Engine
 from tests.e2e.servers import Running
 from topkd import _guard
+from topkd._timeline import Timeline
 
 pytestmark = pytest.mark.timeout(180)
 ROWS, WIDTH, K = 4, 1000, 30
@@ -177,6 +178,32 @@ def test_a_worker_that_hangs_breaks_the_lane_after_its_time(own: Running, steady
     held.check()
     with held.plan.lane() as again:
         held.check(again)
+    held.client.close()
+
+
+@pytest.mark.parametrize("first", ["check", "lane"])
+def test_what_the_watchdog_knows_first_is_the_sessions_loss(own: Running, first: str) -> None:
+    """While the front is halted, nobody else tells the client that its worker is gone."""
+    held = Held(own)
+    session = held.client._core.session
+    assert session is not None
+    book = session.lanes  # type: ignore[attr-defined]
+    timeline = Timeline(book.words, book.guard, 2, 0, ready_timeout=1.0, timeout=1.0)
+    timeline._slots[0].accepted = 1  # as when a stream waits for an accepted call
+    session.timeline, session._report = timeline, held.client._core._ordered_errors.append
+    halt(own.pid)
+    processes.kill(held.worker)
+    processes.wait_until(lambda: book.words.end(0), RELEASED_WITHIN, "the watchdog lets the stream go")
+    assert held.client.attached
+    with pytest.raises(topkd.SessionLostError):
+        held.client.check() if first == "check" else held.lane.check()
+    assert not held.client.attached
+    processes.resume(own.pid)
+    if first == "lane":  # told of the lane, and still to be told of the accepted call
+        with pytest.raises(topkd.SessionLostError):
+            held.client.check()
+    assert held.plan().indices.shape == (ROWS, K)  # of the next session, at once
+    held.client.check()
     held.client.close()
 
 
