@@ -22,7 +22,7 @@ ROWS, WIDTH, K = 4, 8192, 64
 UNIQUE: Any = {"order": "index", "ties": "lowest"}
 CALLS = 64
 REPLAYS = 3
-"""More calls than an armed lane has rounds in its stream, which a halted worker does not stop; few enough to enqueue."""
+"""More calls than an armed lane has rounds in its stream, which a halted worker does not stop."""
 
 
 @pytest.fixture(scope="module")
