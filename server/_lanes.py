@@ -139,6 +139,7 @@ class Lanes:
         self._metrics = metrics
         self._lock = threading.Lock()
         self._lanes: dict[int, tuple[Lane, Dispatch]] = {}
+        self._ending: dict[int, Lane] = {}  # closed, and their last call may still run
         self._closed = False
 
     def open(self, plans: Sequence[int]) -> Opened:
@@ -151,9 +152,11 @@ class Lanes:
         with self._lock:
             if self._closed:
                 raise WorkerLostError("the session has ended")
-            number = next((number for number in range(len(self._slots)) if number not in self._lanes), None)
+            self._ending = {number: lane for number, lane in self._ending.items() if lane.busy()}
+            taken = {*self._lanes, *self._ending}
+            number = next((number for number in range(len(self._slots)) if number not in taken), None)
             if number is None:
-                raise LaneLimitError(f"the session has {len(self._lanes)} lanes, as many as may be (max_lanes)")
+                raise LaneLimitError(f"the session has {len(taken)} lanes, as many as may be (max_lanes)")
             lane = Lane(number, self._slots[number], self._words, plans, self._find)
             self._words.set_ready(lane.line, 0)
             self._words.set_done(lane.line, 1)
@@ -176,13 +179,14 @@ class Lanes:
 
         Raises:
             FieldError: there is no such lane.
-            DeadlinePassedError: its last call does not end in time.
+            DeadlinePassedError: its last call does not end in time; the lane takes no calls any more all the same.
         """
         with self._lock:
             lane, dispatch = self._lanes.get(number, (None, None))
             if lane is None or dispatch is None:
                 raise FieldError(f"lane is {number}; the session has no such lane", field="lane")
             dispatch.drop(lane)
+            self._ending[number] = lane
             del self._lanes[number]
             self._metrics.lanes.labels(dispatch.mode).dec()
         if not _settled([lane], timeout):
@@ -192,6 +196,7 @@ class Lanes:
         """Waits until no call that was taken runs any more; says whether that came."""
         with self._lock:
             lanes = [lane for lane, _ in self._lanes.values()]
+            lanes += self._ending.values()
         return _settled(lanes, timeout)
 
     def flush(self) -> None:
@@ -211,7 +216,7 @@ class Lanes:
             dispatch.close()
         for _, dispatch in served:
             self._metrics.lanes.labels(dispatch.mode).dec()
-        _settled([lane for lane, _ in served], timeout)
+        _settled([*(lane for lane, _ in served), *self._ending.values()], timeout)
         for lane, _ in served:
             lane.note(selection_pb2.LANE_FAILURE_SESSION_ENDED)
             self._words.set_done(lane.line, 1)
