@@ -16,7 +16,7 @@ Steps, with the names of the methods:
 3. `emit_row`: elements in the cutoff's range are put, in index order, into the list in shared memory, or, where k
    exceeds the list, straight into the output.
 4. `count_list`, `find_digit`, `compact_list`: if the list holds more than k, the remaining digits in shared memory.
-5. `sort_list`: only for order "value": bitonic, by (score, index).
+5. `sort_list`: only for order "value": by score, stable, digit by digit; more than 2,048 entries by a bitonic network.
 6. `write_row`: all k cells, coalesced, through the page table or offset; -1 where there is nothing.
 
 Threads. Vector v of a row belongs to tile v // 4096, round (v // 1024) % 4, thread v % 1024, so that a CTA reads
