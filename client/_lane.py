@@ -28,6 +28,7 @@ from topkd.errors import (
     KernelError,
     NotFoundError,
     RegionError,
+    ResourceExhaustedError,
     SessionLostError,
     TopkdError,
 )
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from topkd._types import SelectResult
 
 __all__ = ["Lane", "open_lane"]
+
+_LIMIT: Final = "LANE_LIMIT"
 
 _SPIN_S: Final = 200e-6
 """How long a caller on the host looks for its answer without a pause."""
@@ -76,7 +79,6 @@ class Lane:
         self._core = core
         self._session = session
         self._plans = tuple(plans)
-        self._number = opened.lane
         self._book = book
         self._guard = book.guard
         self._words = book.words
@@ -229,9 +231,8 @@ class Lane:
             return
         self.closed = True
         events = marks([] if self._stream is None else [self._stream])
-        forget = partial(self._guard.forget, self.line)
-        request = selection_pb2.CloseLaneRequest(lane=self._number)
-        self._core.reaper.close_lane(self._session, request, events, forget, self._plans)
+        self._book.begin_close()
+        self._core.reaper.close_lane(self._session, self.line, self._book, events=events, held=self._plans)
 
     def __enter__(self) -> Self:
         return self
@@ -276,7 +277,15 @@ def _open(core: Core, plans: Sequence[Plan], seconds: float, session: Session) -
         raise RegionError("no lanes: the session shares no memory with the server, or the server has none")
     book.guard.start()
     request = selection_pb2.OpenLaneRequest(plan_ids=[plan._state.id_in(session) for plan in plans])
-    opened = session.call(session.open_lane, request, core.options.timeout)
+    deadline = core.options.deadline(None)
+    while True:
+        given_back = book.given_back
+        try:
+            opened = session.call(session.open_lane, request, deadline.remaining())
+            break
+        except ResourceExhaustedError as error:  # while lanes that were closed are still to be given back
+            if error.reason != _LIMIT or not book.wait_for_place(given_back, deadline.remaining()):
+                raise
     return Lane(core, session, plans, opened, book=book, timeout=seconds)
 
 

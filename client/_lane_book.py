@@ -30,6 +30,7 @@ class LaneBook:
         guard: Lets go who waits for a lane once the worker is gone, or the call late.
         lost: Why the session is over, if it is.
         streams: Torch streams that lanes were called on.
+        given_back: Lanes that were closed, and whose place is free again.
     """
 
     def __init__(self, words: Words, guard: Guard) -> None:
@@ -37,6 +38,9 @@ class LaneBook:
         self.guard = guard
         self.lost: TopkdError | None = None
         self.streams: list[Any] = []
+        self.given_back = 0
+        self._closing = 0
+        self._changed = threading.Condition()
         self._lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
         self._lock = threading.Lock()
 
@@ -50,6 +54,24 @@ class LaneBook:
         with self._lock:
             if stream not in self.streams:
                 self.streams.append(stream)
+
+    def begin_close(self) -> None:
+        """Counts a lane that is to be given back."""
+        with self._changed:
+            self._closing += 1
+
+    def end_close(self) -> None:
+        """A lane has been given back, or will never be."""
+        with self._changed:
+            self._closing -= 1
+            self.given_back += 1
+            self._changed.notify_all()
+
+    def wait_for_place(self, given_back: int, timeout: float) -> bool:
+        """Waits until more lanes than so many have been given back, if any is to be; says whether that came."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.given_back > given_back or not self._closing, timeout)
+            return self.given_back > given_back
 
     def held(self) -> bool:
         """Says whether a lane may still be called, if only by a graph."""

@@ -13,11 +13,14 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from topkd._lane_book import come
+from topkd._words import FIRST_LANE
 from topkd.errors import TopkdError
+from topkd.v1 import selection_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from topkd._lane_book import LaneBook
     from topkd._pool import Pool
     from topkd._regions import Record
     from topkd._session import Session
@@ -74,16 +77,14 @@ class Reaper:
         if not self._stopped:
             self._queue.put(work)
 
-    def close_lane(
-        self, session: Session, request: Any, events: Sequence[Any], forget: Callable[[], None], held: Any
-    ) -> None:
+    def close_lane(self, session: Session, line: int, book: LaneBook, *, events: Sequence[Any], held: Any) -> None:
         """Closes a lane of a session once its stream has come to some events.
 
         Args:
             session: The lane's.
-            request: Closes it.
+            line: The lane's.
+            book: Told when nothing waits for the lane any more, and when it is closed.
             events: Of torch.
-            forget: Called when nothing waits for the lane any more.
             held: What calls of the lane write to: let go when the server has answered.
         """
 
@@ -92,13 +93,18 @@ class Reaper:
                 time.sleep(_LOOK_S)
                 self._queue.put(work)
                 return
-            forget()
-            if session.lost:
-                pool.keep_for_a_while(held)
-            else:
-                session.call(session.close_lane, request, 30.0)
+            book.guard.forget(line)
+            try:
+                if session.lost:
+                    pool.keep_for_a_while(held)
+                else:
+                    session.call(session.close_lane, selection_pb2.CloseLaneRequest(lane=line - FIRST_LANE), 30.0)
+            finally:
+                book.end_close()
 
-        if not self._stopped:
+        if self._stopped:
+            book.end_close()
+        else:
             self._queue.put(work)
 
     def run(self, function: Callable[[], None]) -> None:

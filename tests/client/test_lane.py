@@ -67,6 +67,26 @@ def test_a_closed_lane_takes_no_calls_and_its_place_is_free_again(client: topkd.
             gc.collect()
 
 
+def test_lanes_that_are_still_to_be_given_back_are_waited_for(client: topkd.Client, scores: Any) -> None:
+    most = client.info().limits.max_lanes
+    with client.plan(scores, 1) as plan:
+        lanes = [plan.lane() for _ in range(most)]
+        with pytest.raises(topkd.ResourceExhaustedError) as caught:
+            plan.lane()
+        assert caught.value.reason == "LANE_LIMIT"
+        book = client._core.session.lanes  # type: ignore[union-attr]
+        assert book is not None
+        client._core.reaper.run(lambda: time.sleep(0.5))  # holds up what comes behind it
+        lanes[3].close()
+        started = time.monotonic()
+        with plan.lane() as lane:
+            assert time.monotonic() - started > 0.3
+            assert lane.line == lanes[3].line
+            assert lane.call_host().indices.tolist() == [[7], [7]]
+        for one in lanes:
+            one.close()
+
+
 def test_a_plan_that_is_gone_is_told(client: topkd.Client, scores: Any) -> None:
     plan = client.plan(scores, 1)
     with plan.lane() as lane:
