@@ -63,7 +63,8 @@ class Lane:
     `check` and every later call raise, and another lane must be opened.
 
     Attributes:
-        mode: "polled": a thread of the worker looks for calls and launches them. "armed": the device does by itself.
+        mode: "armed": the worker's stream waits for calls, no CPU is in them. "polled": a thread of the worker looks
+            for calls and launches them.
         reason: Why it is that.
         timeout: Seconds that a call has, from when its stream comes to it.
     """

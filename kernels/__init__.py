@@ -9,9 +9,9 @@ import torch, and nothing else of topkd. No module but `_env` reads the environm
 `run_select_batch` runs it with requests of one `plan_key` as one call, `choose` says which family serves a request
 and why, `explain` says it of a shape, `only_enqueues` whether it does no more than enqueue, `warm_select` makes its
 kernel ready, `compiles` counts the kernels that became so, `failures` says which families have no code;
-`validate_merge` and `run_merge` make and run a `MergeRequest`; `Commit` copies results that may be given up until then.
-`Operators` defines operators for torch, with `SELECT_OPTIONS` in their schemas and `fake_select` and `outputs` for what
-they return.
+`validate_merge` and `run_merge` make and run a `MergeRequest`; `spare_bytes`, `Latch` and `Answer` are for kernels that
+wait in a stream and may be given up there. `Operators` defines operators for torch, with `SELECT_OPTIONS` in their
+schemas and `fake_select` and `outputs` for what they return.
 
 Example:
     >>> import torch
@@ -35,6 +35,7 @@ from ._errors import ArgumentTypeError, ArgumentValueError
 from ._errors import KernelUnavailableError as KernelUnavailableError
 from ._explain import Explanation as Explanation
 from ._explain import explain as explain
+from ._family import spare_bytes as spare_bytes
 from ._merge import merge_topk
 from ._merge import run_merge as run_merge
 from ._merge import validate_merge as validate_merge
@@ -51,7 +52,8 @@ from ._request import MergeRequest as MergeRequest
 from ._request import SelectRequest as SelectRequest
 from ._request import TopKResult
 from ._select import select_topk
-from .commit import Commit as Commit
+from .answer import Answer as Answer
+from .latch import Latch as Latch
 
 __all__ = [
     "ArgumentTypeError",

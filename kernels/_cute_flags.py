@@ -1,4 +1,4 @@
-"""Bits of the flags word that selection kernels take; host and device code share them."""
+"""Bits of the flags word that selection kernels take, and what else host and device code share."""
 
 LARGEST = 1 << 0
 POOLED = 1 << 1
@@ -30,3 +30,6 @@ JOB_FIELDS = (
     "entries",
 )
 """What an entry of that table holds, each an int64; the jobs share everything else."""
+
+SPARE_CELLS = 16
+"""Where cells begin in the spare memory of a launch that was given up; before them is its mark."""

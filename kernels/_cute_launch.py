@@ -11,12 +11,12 @@ from ._request import SelectRequest
 
 _FIELDS = (
     *("input", "row_stride", "lengths", "max_length", "row_starts", "out_indices", "out_indices_stride", "out_values"),
-    *("out_values_stride", "row_offsets", "page_table", "table_stride", "row_to_table", "table_starts", "width", "k"),
-    *("next_n", "group_shift", "flags", "tables", "entries", "page_shift", "rows"),
+    *("out_values_stride", "row_offsets", "page_table", "table_stride", "row_to_table", "table_starts", "spare"),
+    *("width", "k", "next_n", "group_shift", "flags", "tables", "entries", "page_shift", "rows"),
 )
 """What `launch_arguments` returns, by name."""
 
-INPUT, ROW_STRIDE, FLAGS, ROWS = (_FIELDS.index(name) for name in ("input", "row_stride", "flags", "rows"))
+INPUT, ROW_STRIDE, SPARE, FLAGS, ROWS = map(_FIELDS.index, ("input", "row_stride", "spare", "flags", "rows"))
 _OF_A_JOB = tuple(_FIELDS.index(name) for name in flags.JOB_FIELDS)
 
 
@@ -81,7 +81,7 @@ def _plain_arguments(job: Job) -> tuple[int, ...]:
     source, pitch = request.input.data_ptr(), request.input.stride(0)
     out, stride = indices.data_ptr(), indices.stride(0)
     options = (width, request.k, 1, 0, word, 0, 0, 0, rows)
-    return source, pitch, 0, bound, 0, out, stride, 0, 0, 0, 0, 0, 0, 0, *options
+    return source, pitch, 0, bound, 0, out, stride, 0, 0, 0, 0, 0, 0, 0, job.spare, *options
 
 
 def _all_arguments(job: Job) -> tuple[int, ...]:
@@ -103,6 +103,7 @@ def _all_arguments(job: Job) -> tuple[int, ...]:
         0 if table is None else table.stride(0),
         _address(request.row_to_table),
         _address(request.table_starts),
+        job.spare,
         width,
         request.k,
         request.next_n,

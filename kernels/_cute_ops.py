@@ -157,6 +157,18 @@ def load_int64_now(address: Int64, *, loc=None, ip=None) -> Int64:
 
 
 @dsl_user_op
+def store_int64_now(address: Int64, value: Int64, *, loc=None, ip=None) -> None:
+    """One int64 to where every device and the host sees it."""
+    cute.arch.inline_ptx("st.relaxed.sys.global.b64 [{$r0}], {$r1};", read_only_args=[address, value], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store_int64_last(address: Int64, value: Int64, *, loc=None, ip=None) -> None:
+    """The same, for whoever sees it behind everything that was written before."""
+    cute.arch.inline_ptx("st.release.sys.global.b64 [{$r0}], {$r1};", read_only_args=[address, value], loc=loc, ip=ip)
+
+
+@dsl_user_op
 def store_int32(address: Int64, value: Int32, *, loc=None, ip=None) -> None:
     """One int32 to global memory."""
     cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[address, value], loc=loc, ip=ip)

@@ -5,6 +5,12 @@ A kernel gets its arguments as plain integers (addresses as Int64, 0 where a ten
 
 A launch is of one job, or (flag JOBS) of several with as many rows each, whose addresses and strides are in a table in
 device memory: rows from anywhere. `find_row` and `find_cells` are all that reads those.
+
+Giving up. Work that waits in a stream cannot be taken back. What is launched ahead of its time can be made to have no
+effect instead: it is given *spare* memory, and where the mark there is not 0 the rows' cells go behind the mark, all
+rows to the same. Where they go is all that changes: each thread looks for itself, and the mark may be set between two
+looks, so nothing else may depend on it; what runs behind the launch finds the mark set then. The mark is in the
+device's memory: an H200 answers loads of one host word one after another, 1 us each (2026).
 """
 
 # mypy: ignore-errors
@@ -27,6 +33,7 @@ from ._cute_flags import (
     OUT_INT64,
     PIN_NEWEST,
     POOLED,
+    SPARE_CELLS,
     TIES_HIGHEST,
 )
 
@@ -48,6 +55,7 @@ class SelectArguments(NamedTuple):
     table_stride: Int64  # in entries
     row_to_table: Int64  # address of int32, or 0
     table_starts: Int64  # address of int32, or 0
+    spare: Int64  # address of a mark that somebody may set meanwhile, and of `SPARE_CELLS` bytes and 8 a column, or 0
     width: Int32
     k: Int32
     next_n: Int32
@@ -157,8 +165,17 @@ def find_row(arguments, row: Int32, size: cutlass.Constexpr[int]) -> Row:
 
 
 @cute.jit
+def is_given_up(arguments) -> Boolean:
+    """Whether this thread's cells go to the spare memory."""
+    mark = Int32(0)
+    if arguments.spare != Int64(0):
+        mark = ops.load_int32(arguments.spare)
+    return mark != Int32(0)
+
+
+@cute.jit
 def find_cells(arguments, row: Int32, dtype: cutlass.Constexpr[str], size: cutlass.Constexpr[int]) -> Cells:
-    """Finds the row's outputs, its part of the page table and its offset."""
+    """Finds where the row's cells go, its part of the page table and its offset."""
     flags = arguments.flags
     index_size = Int64(4)
     if has(flags, OUT_INT64):
@@ -194,6 +211,10 @@ def find_cells(arguments, row: Int32, dtype: cutlass.Constexpr[str], size: cutla
         fill = Uint32(infinity | 1 << (8 * size - 1))
     stride = of_job(arguments, entry, "out_indices_stride")
     indices = of_job(arguments, entry, "out_indices") + Int64(row) * stride * index_size
+    if is_given_up(arguments):
+        indices = arguments.spare + SPARE_CELLS
+        if values != Int64(0):
+            values = indices
     return Cells(indices, values, table, entries, start, offset, fill)
 
 

@@ -195,7 +195,9 @@ def run_select(request: SelectRequest) -> TopKResult:
     return job.result
 
 
-def run_select_batch(requests: Sequence[SelectRequest], *, overlap_checked: bool = False) -> list[TopKResult]:
+def run_select_batch(
+    requests: Sequence[SelectRequest], *, overlap_checked: bool = False, spare: int = 0
+) -> list[TopKResult]:
     """Run checked requests; those that share a plan key go to their family as one call.
 
     Enqueues on the current stream of each request's device and returns without waiting; CPU results are complete on
@@ -205,6 +207,8 @@ def run_select_batch(requests: Sequence[SelectRequest], *, overlap_checked: bool
     Args:
         requests: from `validate_select`.
         overlap_checked: `check_batch_overlap` has passed on these requests.
+        spare: address of spare memory (`spare_bytes`), 16-byte aligned: nothing else is written where its mark is set
+            before the kernels look at it; 0: none. Only where `only_enqueues` says so of every request.
 
     Returns:
         One result per request, in order.
@@ -212,8 +216,8 @@ def run_select_batch(requests: Sequence[SelectRequest], *, overlap_checked: bool
     Raises:
         ArgumentValueError: outputs overlap (before anything runs), or `TOPKD_CHECK_DATA` found bad data; its
             `selection` is the place in the batch.
-        RuntimeError: the current stream is being captured in a CUDA graph and the family cannot be captured; the
-            stream was not touched.
+        RuntimeError: the current stream is being captured in a CUDA graph, or there is spare memory, and the family
+            can do with neither; the stream was not touched.
     """
     if not overlap_checked and len(requests) > 1:
         check_batch_overlap(requests)
@@ -224,7 +228,7 @@ def run_select_batch(requests: Sequence[SelectRequest], *, overlap_checked: bool
     if _env.check_data():
         for place, (family, request) in enumerate(zip(families, requests, strict=True)):
             _check_request_data(family, request, place)
-    jobs = [_job(request) for request in requests]
+    jobs = [_job(request, spare) for request in requests]
     _run_jobs(jobs, families)
     return [job.result for job in jobs]
 
@@ -242,6 +246,8 @@ def _run_jobs(jobs: Sequence[Job], families: Sequence[Family]) -> None:
     """Run jobs by the given families, those of one plan key as one call."""
     plans: dict[Any, tuple[Family, list[Job]]] = {}
     for job, family in zip(jobs, families, strict=True):
+        if job.spare and not family.capturable:
+            raise RuntimeError(f"kernel family {family.name!r} does more than enqueue: it has no use for spare memory")
         if job.request.rows:
             key = (family.name, job.request.plan_key) if len(jobs) > 1 else None
             plans.setdefault(key, (family, []))[1].append(job)
@@ -259,14 +265,14 @@ def _run_batch(family: Family, batch: Sequence[Job]) -> None:
         _run_jobs(batch, [_choose(job.request)[0] for job in batch])
 
 
-def _job(request: SelectRequest) -> Job:
+def _job(request: SelectRequest, spare: int = 0) -> Job:
     """Allocate the outputs that a request lacks."""
     device, indices, values = request.input.device, request.out_indices, request.out_values
     if indices is None:
         indices = torch.empty(request.output_shape, dtype=request.index_dtype, device=device)
     if values is None and request.values:
         values = torch.empty(request.output_shape, dtype=request.input.dtype, device=device)
-    return Job(request, indices, values)
+    return Job(request, indices, values, spare)
 
 
 def refuse_capture(name: str, device: torch.device) -> None:

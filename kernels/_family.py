@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from ._cute_flags import SPARE_CELLS
 from ._request import SelectRequest, TopKResult
 
 
@@ -14,11 +15,21 @@ class Job(NamedTuple):
     request: SelectRequest
     indices: Tensor  # (rows, columns) index_dtype
     values: Tensor | None  # (rows, columns) the input's dtype
+    spare: int = 0  # address of memory that is written instead, see `spare_bytes`; 0: none. Not for family `torch`
 
     @property
     def result(self) -> TopKResult:
         """The outputs as the caller gets them."""
         return TopKResult(self.indices, self.values)
+
+
+def spare_bytes(columns: int) -> int:
+    """Return the size of spare memory, for outputs of so many columns.
+
+    It begins with a mark of 64 bits. Where that is not 0 when a kernel looks, what the kernel would write to outputs
+    goes to the rest of the spare memory, from `SPARE_CELLS` bytes on; the 64 bits behind the mark are left alone.
+    """
+    return SPARE_CELLS + 8 * columns
 
 
 class Family(Protocol):

@@ -17,7 +17,8 @@ from ._cute_key import COMPILER, Variant, key_of, runtime_library
 from ._cute_kit import write_kit
 from ._dispatch import families_to_compile
 from ._family import Compiled
-from .commit import Commit
+from .answer import Answer
+from .latch import Latch
 from .merge import MergeKernel
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
@@ -123,7 +124,7 @@ def keep_runtime(directory: Path) -> None:
 
 def _kinds() -> dict[str, Callable[[], Compiled]]:
     """Return the classes of all that has something to compile, by name."""
-    return {**families_to_compile(), MergeKernel.name: MergeKernel, Commit.name: Commit}
+    return {**families_to_compile(), MergeKernel.name: MergeKernel, Answer.name: Answer, Latch.name: Latch}
 
 
 def stored(directory: Path | None = None) -> Iterator[Precompiled]:

@@ -81,7 +81,7 @@ def keys_from(low: Uint32) -> Range:
 class ClusterSelect32(Sample, Filter, Exact, Order):
     """The kernel for one cluster size and direction, ordered or not; f32, single members."""
 
-    WIDE_ARGUMENTS = 14
+    WIDE_ARGUMENTS = 15
     NARROW_ARGUMENTS = 11
 
     @cute.jit

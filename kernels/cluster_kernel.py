@@ -102,7 +102,7 @@ def everything() -> Range:
 class ClusterSelect(Sample, Filter, Exact, Order):
     """The kernel for one cluster size, direction, dtype and group, ordered or not."""
 
-    WIDE_ARGUMENTS = 14
+    WIDE_ARGUMENTS = 15
     NARROW_ARGUMENTS = 11
 
     @cute.jit

@@ -67,7 +67,7 @@ ANY = 1  # bit of `path`: order and ties are "any"
 class RadixRegister(List):
     """The kernel for one dtype and one number of threads and of vectors a thread."""
 
-    WIDE_ARGUMENTS = 14
+    WIDE_ARGUMENTS = 15
     NARROW_ARGUMENTS = 12
 
     @cute.jit

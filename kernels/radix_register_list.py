@@ -8,8 +8,8 @@ from cutlass import Boolean, Int32, Int64, Uint32, Uint64, const_expr
 
 from . import _cute_ops as ops
 from . import radix_register_ops as rops
-from ._cute_flags import EXPAND, OUT_INT64
-from ._cute_rows import Row, find_cells, has, write_cell
+from ._cute_flags import EXPAND, OUT_INT64, SPARE_CELLS
+from ._cute_rows import Row, find_cells, has, is_given_up, write_cell
 from ._cute_sort import SORTED, Sort
 from .radix_register_emit import Emit
 from .radix_register_layout import Place, Shared
@@ -134,6 +134,8 @@ class List(Sort, Emit):
     ):
         """Writes the row's cells where they are int32 without values and transforms; as `write_row`."""
         indices = arguments.out_indices + Int64(row_index) * (arguments.out_indices_stride * 4)
+        if is_given_up(arguments):
+            indices = arguments.spare + SPARE_CELLS
         pinned_at, lead = taken, Int32(0)
         if row.by_value:
             pinned_at, lead = Int32(0), row.pinned

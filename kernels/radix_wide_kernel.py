@@ -70,7 +70,7 @@ from .radix_wide_list import List
 class RadixWide(Digits, Emit, List):
     """The kernel for one dtype, with or without groups to reduce."""
 
-    WIDE_ARGUMENTS = 14
+    WIDE_ARGUMENTS = 15
     NARROW_ARGUMENTS = 9
 
     @cute.jit

@@ -24,7 +24,7 @@ for comparison, and where a table says that it is ahead."""
 GRAIN = 64
 """Elements that a part's length is a multiple of: whole 16-byte vectors."""
 
-SCRATCH = 14
+SCRATCH = 15
 """Place of the scratch memory's addresses among the launch arguments: after the other addresses and strides."""
 
 

@@ -121,7 +121,7 @@ class SplitParts(RadixWide):
 class SplitMerge(RadixWide):
     """Launches both kernels; the second, a CTA a row, is a selection from rows of candidates without groups."""
 
-    WIDE_ARGUMENTS = 16
+    WIDE_ARGUMENTS = 17
     NARROW_ARGUMENTS = 11
 
     def __init__(self, dtype: str, grouped: bool):

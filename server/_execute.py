@@ -23,6 +23,8 @@ FALLBACK_REASONS = ("no_code", "unsupported")
 """A faster family could be neither loaded nor compiled; on a GPU, no family but `torch` serves the request."""
 
 Request = SelectRequest | MergeRequest
+_MOST_RAN = 4096
+"""Kinds of calls that are remembered."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class Batch:
         inline: whether any entry's result goes into the reply.
         copied: whether a tensor came inside the message.
         warm: whether `Executor.warm` has made its kernels ready.
+        ran: whether it has run.
     """
 
     paths: list[str]
@@ -70,6 +73,7 @@ class Batch:
     inline: bool
     copied: bool = False
     warm: bool = False
+    ran: bool = False
 
 
 class Executor:
@@ -80,6 +84,7 @@ class Executor:
         self._metrics = metrics
         self._max_reply_bytes = max_reply_bytes
         self._histograms: dict[tuple[str, torch.dtype, str], Histogram] = {}
+        self._ran: set[Any] = set()
 
     def prepare(self, requests: Sequence[Request], paths: Sequence[str]) -> Batch:
         """Checks entries against each other and groups them.
@@ -130,11 +135,23 @@ class Executor:
             times = self._backend.run([_runner(call, done) for call in batch.calls])
             waited = max(0, time.perf_counter_ns() - started - sum(times))
             results = self._results(batch, done, times)
+            self._note_run(batch)
         except ServerError:
             raise
         except Exception as error:
             raise self._failure(error, batch, done) from error
         return results, times, waited
+
+    def has_run(self, batch: Batch) -> bool:
+        """Says whether calls like a batch's have run before, so that the device has all code of theirs."""
+        return batch.ran or all(key in self._ran for key in _kinds(batch))
+
+    def _note_run(self, batch: Batch) -> None:
+        if not batch.ran:
+            batch.ran = True
+            if len(self._ran) > _MOST_RAN:
+                self._ran.clear()
+            self._ran.update(_kinds(batch))
 
     def warm(self, batch: Batch) -> None:
         """Makes the kernels of a batch ready, so that its launches wait for nothing."""
@@ -217,6 +234,15 @@ def _runner(call: Call, done: list[tuple[Call, list[TopKResult]]]) -> Callable[[
         done.append((call, results))
 
     return run
+
+
+def _kinds(batch: Batch) -> list[Any]:
+    """Returns, of each call of a batch, what its code on the device depends on, and more."""
+    return [
+        (call.kernel, request.plan_key, request.rows, batch.inline, batch.copied)
+        for call in batch.calls
+        for request in call.requests
+    ]
 
 
 def _missing(request: Request) -> Iterator[tuple[str, torch.dtype]]:

@@ -12,7 +12,8 @@ The number is data: what names no plan of the table, or one that was released, f
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,6 +99,9 @@ class Dispatch(Protocol):
 
     def drop(self, lane: Lane) -> None:
         """Takes no more calls of a lane that it serves. One that was taken may still run: `Lane.busy`."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keeps what it has in the device's streams ahead of calls from holding up others; calls wait meanwhile."""
 
     def close(self) -> None:
         """Drops every lane and ends. Idempotent."""
@@ -198,6 +202,18 @@ class Lanes:
             lanes = [lane for lane, _ in self._lanes.values()]
             lanes += self._ending.values()
         return _settled(lanes, timeout)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Lets the caller do what the driver does not do while a stream of the process waits: free, unmap, load code.
+
+        Raises:
+            KernelFailedError: what lanes have in the device's streams does not end.
+        """
+        with ExitStack() as stack:
+            for dispatch in self._dispatches:
+                stack.enter_context(dispatch.held())
+            yield
 
     def flush(self) -> None:
         """Notes the figures of calls that are over."""

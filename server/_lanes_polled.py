@@ -5,6 +5,7 @@ It needs nothing of the device, so that it serves every lane. The backend's slot
 
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 from topkd._words import CLIENT_BELL, WORKER_BELL, Words
 from topkd.v1 import selection_pb2
@@ -70,6 +71,10 @@ class Polled:
         """Watches a lane no more."""
         with self._lock:
             self._lanes = tuple(one for one in self._lanes if one is not lane)
+
+    def held(self) -> AbstractContextManager[None]:
+        """Nothing is ahead of calls."""
+        return nullcontext()
 
     def close(self) -> None:
         """Watches nothing any more."""

@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from topkd._words import Words
 
     from ._execute import Executor
+    from ._lanes import Dispatch
+    from ._logging import Logger
+    from ._queue import TurnQueue
     from ._record import Recorder
     from ._slots import Slot
+    from .metrics import ServerMetrics
 
 __all__ = ["DTYPES", "DTYPE_LABELS", "PROTO_DTYPES", "Backend", "Region"]
 
@@ -76,12 +80,17 @@ class Backend(Protocol):
         """Runs calls in order, waits for the device, returns the nanoseconds of each, measured on the device."""
 
     def warm(self) -> None:
-        """Makes ready what ordered calls need besides the kernels; they work without, if this raises."""
+        """Makes ready what ordered calls and lanes need besides the kernels; polled and unordered ones work without."""
 
     def open_slots(
         self, words: "Words", numbers: range, executor: "Executor", recorder: "Recorder"
     ) -> Sequence["Slot"]:
         """Makes slots of a session, by their numbers."""
+
+    def open_dispatches(
+        self, words: "Words", fallback: "Dispatch", queue: "TurnQueue", metrics: "ServerMetrics", log: "Logger"
+    ) -> Sequence["Dispatch"]:
+        """Makes the ways to serve lanes that are better than `fallback`, the best first."""
 
     def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
         """Copies inline data to the device."""

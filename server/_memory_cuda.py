@@ -9,6 +9,7 @@
 """
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,13 +28,21 @@ from ._views import View
 from .errors import DeviceMismatchError, FieldError, IpcOpenFailedError, KernelFailedError
 
 if TYPE_CHECKING:
-    from ._execute import Executor
+    from ._execute import Batch, Executor
+    from ._lanes import Dispatch
+    from ._logging import Logger
+    from ._queue import TurnQueue
     from ._record import Recorder
     from ._slot_cuda import CudaSlot, MappedWords
+    from .metrics import ServerMetrics
 
 __all__ = ["CudaBackend", "CudaRegion"]
 
 _HANDLE_BYTES = 64
+_MOST_ARMED = 8
+_OTHER_QUEUES = 20
+"""Hardware queues that armed lanes leave to ordered calls (16 slots), the worker's own stream and torch. With 32 in all
+24 blocked streams were right and 40 hung (one H200, 2026, MPS and not)."""
 
 
 class _Bytes:
@@ -98,7 +107,8 @@ class CudaBackend:
         self._allocations: dict[int, _Allocation] = {}
         self._vmm = VmmSpace(driver, 0)
         self._events: list[tuple[Any, Any]] = []
-        self._commit: kernels.Commit | None = None
+        self._latch: kernels.Latch | None = None
+        self._answer: kernels.Answer | None = None
         self._mapped: MappedWords | None = None  # of the one session that the worker has
         self._reaper = ThreadPoolExecutor(1, thread_name_prefix="topkd-reaper")
         properties = torch.cuda.get_device_properties(0)
@@ -224,19 +234,45 @@ class CudaBackend:
         return [int(before.elapsed_time(after) * 1e6) for before, after in pairs]
 
     def warm(self) -> None:
-        """Loads or compiles the kernel that lets calls be given up; without it the CPU launches ordered calls."""
-        commit = kernels.Commit()
-        commit.warm(self.device)
-        self._commit = commit
+        """Loads or compiles what lets calls be given up; without it the CPU launches ordered and lane calls."""
+        latch, answer = kernels.Latch(), kernels.Answer()
+        latch.warm(self.device)
+        answer.warm(self.device)
+        self._latch, self._answer = latch, answer
 
     def open_slots(self, words: Words, numbers: range, executor: "Executor", recorder: "Recorder") -> list["CudaSlot"]:
         """Makes slots of a session, by their numbers, and maps its words for the device."""
-        from ._slot_cuda import CudaSlot, MappedWords
+        from ._slot_cuda import CudaSlot
+
+        mapped = self.map_words(words)
+        return [CudaSlot(number, words, mapped, self._latch, recorder) for number in numbers]
+
+    def map_words(self, words: Words) -> "MappedWords":
+        """Maps a session's words for the device, once."""
+        from ._slot_cuda import MappedWords
 
         with self._lock:
             if self._mapped is None or self._mapped.words is not words:
                 self._mapped = MappedWords(self._driver, words)
-        return [CudaSlot(number, words, self._mapped, self._commit, recorder) for number in numbers]
+            return self._mapped
+
+    def open_dispatches(
+        self, words: Words, fallback: "Dispatch", queue: "TurnQueue", metrics: "ServerMetrics", log: "Logger"
+    ) -> list["Dispatch"]:
+        """Arms lanes, as many as may wait in the device's queues beside a session's ordered calls."""
+        from ._lanes_armed import Armed
+        from ._rounds_cuda import CudaRounds
+
+        connections = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8"))
+        most = max(0, min(_MOST_ARMED, connections - _OTHER_QUEUES))
+        answer = self._answer
+        if answer is None:
+            return []
+
+        def open_rounds(line: int, batch: "Batch") -> CudaRounds:
+            return CudaRounds(self.map_words(words), line, batch, answer)
+
+        return [Armed(open_rounds, most, fallback, queue, metrics, log)]
 
     def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
         """Copies inline data to the device, on the worker's stream."""

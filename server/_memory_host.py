@@ -21,8 +21,12 @@ from .errors import DeviceMismatchError, FieldError, MemfdNotSealedError
 
 if TYPE_CHECKING:
     from ._execute import Executor
+    from ._lanes import Dispatch
+    from ._logging import Logger
+    from ._queue import TurnQueue
     from ._record import Recorder
     from ._slot_host import HostSlot
+    from .metrics import ServerMetrics
 
 __all__ = ["HostBackend", "HostRegion", "check_memfd"]
 
@@ -133,6 +137,12 @@ class HostBackend:
         from ._slot_host import HostSlot
 
         return [HostSlot(number, words, executor, recorder) for number in numbers]
+
+    def open_dispatches(
+        self, words: Words, fallback: "Dispatch", queue: "TurnQueue", metrics: "ServerMetrics", log: "Logger"
+    ) -> list["Dispatch"]:
+        """There are none: nothing waits in a stream here."""
+        return []
 
     def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
         """Copies inline data."""

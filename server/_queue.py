@@ -1,6 +1,7 @@
 """Whose turn it is: one request of a worker runs at a time, the others wait in order of arrival, a bounded number."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -45,12 +46,17 @@ class TurnQueue:
         self._idle = threading.Condition(self._mutex)
         self._waiters: deque[_Waiter] = deque()
         self._busy = False
+        self._since = 0.0
         self._fullest = 0.0
 
     @property
     def depth(self) -> int:
         """Requests that wait or run."""
         return len(self._waiters) + self._busy
+
+    def held_for(self) -> float:
+        """Returns for how many seconds whoever has the turn has had it; 0 if nobody has."""
+        return time.monotonic() - self._since if self._busy else 0.0
 
     def fullest(self) -> float:
         """Returns how full the fullest account was since the last call: 0 .. 1 of its limit."""
@@ -88,6 +94,7 @@ class TurnQueue:
             if account.pending > self._fullest * account.limit:
                 self._fullest = account.pending / account.limit
             if not self._busy:
+                self._since = time.monotonic()
                 self._busy = True
                 return
             waiter = _Waiter(account)
@@ -121,6 +128,7 @@ class TurnQueue:
             if self._waiters:
                 waiter = self._waiters.popleft()
                 waiter.granted = True
+                self._since = time.monotonic()
                 waiter.event.set()
             else:
                 self._busy = False

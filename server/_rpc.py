@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -213,7 +214,9 @@ class SelectionService:
                 batch = self._prepare_select(session, request.SerializeToString(), request)
                 if batch.inline or batch.copied:
                     raise FieldError("every tensor of an ordered call lies in a region", field="ordering")
-                self._executor.warm(batch)
+                if not batch.warm:
+                    with session.lanes_held():
+                        self._executor.warm(batch)
                 timeline.accept(ordering, batch, waited)
             finally:
                 self.queue.leave(session.account)
@@ -242,7 +245,8 @@ class SelectionService:
         try:
             queued = time.perf_counter_ns() - arrived
             batch = prepare(session, message)
-            results, times, waited = self._executor.run(batch)
+            with nullcontext() if session.lanes is None or self._executor.has_run(batch) else session.lanes_held():
+                results, times, waited = self._executor.run(batch)
         finally:
             self.queue.leave(session.account)
         self._recorder.batch(queued, batch, times, waited)
@@ -299,7 +303,8 @@ class SelectionService:
             if decoder.inline:
                 raise FieldError("tensors of a plan lie in regions; inline data is for single calls", field="selection")
             self._executor.prepare([checked], ["selection."])
-            kernel, reason = kernels.warm_select(checked)
+            with session.lanes_held():
+                kernel, reason = kernels.warm_select(checked)
             plan = Plan(checked, kernel, reason, _regions_of(request))
             plan_id = session.add_plan(plan)
         finally:
@@ -311,7 +316,8 @@ class SelectionService:
         request = _parse(selection_pb2.ReleasePlanRequest, message)
         self._enter(session, context)
         try:
-            session.drop_plan(request.plan_id)
+            with session.lanes_held():
+                session.drop_plan(request.plan_id)
         finally:
             self.queue.leave(session.account)
         return b""
@@ -338,7 +344,8 @@ class SelectionService:
                 numbers = range(FIRST_LANE, FIRST_LANE + self._limits.max_lanes)
                 slots = self._backend.open_slots(words, numbers, self._executor, self._recorder)
                 polled = Polled(words, self.queue, self._metrics, self._log)
-                session.lanes = Lanes(words, slots, session.lane_batch, [polled], self._metrics)
+                better = self._backend.open_dispatches(words, polled, self.queue, self._metrics, self._log)
+                session.lanes = Lanes(words, slots, session.lane_batch, [*better, polled], self._metrics)
             opened = session.lanes.open(plan_ids)
         finally:
             self.queue.leave(session.account)

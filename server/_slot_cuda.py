@@ -1,9 +1,9 @@
 """Slots of the CUDA backend: a stream each, which waits for the ready word by itself.
 
-A call in the stream: wait(ready word >= ready) -> kernels -> commits -> write(done word, done). What waits in a stream
-cannot be taken back, so the kernels write to scratch memory and a small kernel behind each, `topkd.kernels.Commit`,
-copies the results out unless the slot's gate has been raised to the call's ticket, its done value, meanwhile. To give a
-call up: raise the gate, then store the ready word in the client's place; the stream moves on and writes nothing.
+A call in the stream: wait(ready word >= ready) -> latch -> kernels -> write(done word, done). What waits in a stream
+cannot be taken back, so the kernels write to spare memory if the latch (`topkd.kernels.Latch`) finds the slot's gate
+raised to the call's ticket, its done value. To give a call up: raise the gate, then store the ready word in the
+client's place; the stream moves on and writes nothing of the client's.
 
 Kernels that do more than enqueue (the `torch` family) cannot stand behind a wait: they are launched when their ready
 word has come, and write in place.
@@ -13,7 +13,7 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from ._record import Recorder
 from ._slots import OrderedCall
 from .errors import KernelFailedError
 
-__all__ = ["CudaSlot", "MappedWords"]
+__all__ = ["CudaSlot", "MappedWords", "enqueues"]
 
 _MOST_OPERATIONS = 512
 """Operations that may wait in one stream: the driver blocks whoever enqueues more than about 1,000 (one H200, 2026)."""
@@ -70,8 +70,27 @@ class MappedWords:
         """Makes a stream write a done word, after everything before it is visible."""
         self.call(self._driver.cuStreamWriteValue64(stream, self.address + (2 * slot + 1) * LINE, value, 0))
 
+    def make_stream(self, priority: int = 0) -> torch.cuda.Stream:
+        """Makes a stream that nobody else has; torch's own come from a pool, and come again."""
+        flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        handle = int(self.call(self._driver.cuStreamCreateWithPriority(flags, priority)))
+        stream: torch.cuda.Stream = torch.cuda.ExternalStream(handle)  # type: ignore[no-untyped-call]
+        return stream
+
+    def destroy_stream(self, stream: torch.cuda.Stream) -> None:
+        """Lets go of a stream of `make_stream`."""
+        self.call(self._driver.cuStreamDestroy(stream.cuda_stream))
+
+    def set_mark(self, stream: int, spare: int, mark: int) -> None:
+        """Makes a stream store the mark of spare memory (`topkd.kernels.spare_bytes`)."""
+        self.call(self._driver.cuStreamWriteValue64(stream, spare, mark, 0))
+
+    def push(self, stream: int, slot: int) -> None:
+        """Makes a stream store the upper half of a ready word, so that it is above every value that is waited for."""
+        self.call(self._driver.cuStreamWriteValue32(stream, self.address + 2 * slot * LINE + 4, 1 << 30, 0))
+
     def raise_gate(self, slot: int, ticket: int) -> None:
-        """Makes commits up to a ticket write nothing; no call of CUDA, so that nothing can hold it up."""
+        """Makes latches up to a ticket give up what is behind them; no call of CUDA, so that nothing can hold it up."""
         ctypes.c_int64.from_address(self.gates + slot * LINE).value = ticket
 
 
@@ -91,39 +110,45 @@ class CudaSlot:
     rung = False
 
     def __init__(
-        self, number: int, words: Words, mapped: MappedWords, commit: kernels.Commit | None, recorder: Recorder
+        self, number: int, words: Words, mapped: MappedWords, latch: kernels.Latch | None, recorder: Recorder
     ) -> None:
         self._number = number
         self._words = words
         self._mapped = mapped
-        self._commit = commit
+        self._latch = latch
         self._recorder = recorder
         self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._spare: torch.Tensor | None = None
         self._pending: deque[_Pending] = deque()
         self._idle_events: list[Any] = []
         self._reading = threading.Lock()
 
     def enqueue(self, call: OrderedCall) -> bool:
         """Puts a call behind its ready word, if all of it only enqueues."""
-        batch, commit = call.batch, self._commit
-        if batch is None or commit is None or not all(_enqueues(one) for one in batch.calls):
+        batch, latch = call.batch, self._latch
+        if batch is None or latch is None or not all(enqueues(one) for one in batch.calls):
             return False
         if sum(one.operations for one in list(self._pending)) + _operations(batch) > _MOST_OPERATIONS:
             return False
-        gate = self._mapped.gates + self._number * LINE
+        spare = self._spare_for(batch)
+        self._mapped.wait_ready(self._stream.cuda_stream, self._number, call.ready)
+        with torch.cuda.stream(self._stream):
+            latch(self._mapped.gates + self._number * LINE, call.done, spare.data_ptr(), spare.device)
 
         def run(one: Call) -> None:
-            scratch = [replace(request, out_indices=None, out_values=None) for request in one.selections]
-            results = kernels.run_select_batch(scratch, overlap_checked=True)
-            for request, result in zip(one.selections, results, strict=True):
-                pairs = ((result.indices, request.out_indices), (result.values, request.out_values))
-                for source, target in pairs:
-                    if source is not None and target is not None:
-                        commit(source, target, gate, call.done)
+            kernels.run_select_batch(one.selections, overlap_checked=True, spare=spare.data_ptr())
 
-        self._mapped.wait_ready(self._stream.cuda_stream, self._number, call.ready)
         self._put(call, batch, run)
         return True
+
+    def _spare_for(self, batch: Batch) -> torch.Tensor:
+        """Returns spare memory for a row of any of a batch's outputs."""
+        columns = max(request.columns for call in batch.calls for request in call.selections)
+        size = kernels.spare_bytes(columns)
+        if self._spare is None or len(self._spare) < size:
+            with torch.cuda.stream(self._stream):  # what was there goes back in this stream's order
+                self._spare = torch.empty(size, dtype=torch.uint8, device="cuda")
+        return self._spare
 
     def run(self, call: OrderedCall) -> None:
         """Puts a call whose ready word has come into the stream."""
@@ -183,10 +208,11 @@ class CudaSlot:
         self._idle_events += [pending.last, *(event for pair in events for event in pair)]
 
 
-def _enqueues(call: Call) -> bool:
+def enqueues(call: Call) -> bool:
+    """Says whether a call of kernels does no more than enqueue, so that it can stand behind a wait."""
     return call.kernel != "merge" and all(kernels.only_enqueues(request) for request in call.selections)
 
 
 def _operations(batch: Batch) -> int:
-    """Returns the operations of a batch in a stream: its kernels, commits, events, the wait and the done word."""
-    return sum(2 + 3 * len(call.requests) for call in batch.calls) + 3
+    """Returns the operations of a batch in a stream: its kernels, tables, events, wait, latch and done word."""
+    return sum(2 + 2 * len(call.requests) for call in batch.calls) + 4

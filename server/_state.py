@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from topkd._words import Words
@@ -128,6 +129,10 @@ class Session:
             if calls is not None:
                 calls.flush()
 
+    def lanes_held(self) -> AbstractContextManager[None]:
+        """Lets the caller do what the driver does not do while a stream of the process waits for a lane's call."""
+        return nullcontext() if self.lanes is None else self.lanes.held()
+
     def open_stream(self, most: int) -> bool:
         """Counts a stream that opens; False if as many are open as may be."""
         with self._lock:
@@ -150,7 +155,8 @@ class Session:
         if not self.settle(timeout):
             self._unsettled.append(region)
             raise DeadlinePassedError("ordered calls that were accepted before are not over; the region stays mapped")
-        region.close()
+        with self.lanes_held():
+            region.close()
 
     def _count(self, region: Region, sign: int) -> None:
         self._metrics.regions.labels(region.kind).inc(sign)

@@ -216,8 +216,8 @@ def warm_up(backend: Backend, log: _logging.Logger) -> list[dict[str, Any]]:
         log.warning("warm_up_warning", message=str(warning.message)[:500])
     try:
         backend.warm()
-    except Exception as error:  # noqa: BLE001  # whatever it is, ordered calls work without
-        log.warning("commit_unavailable", message=f"{type(error).__name__}: {error}"[:500])
+    except Exception as error:  # noqa: BLE001  # whatever it is, calls are launched when their ready words have come
+        log.warning("giving_up_unavailable", message=f"{type(error).__name__}: {error}"[:500])
     backend.run([])
     return families
 

@@ -85,6 +85,8 @@ class ServerMetrics:
         self.ordered = counter("ordered_calls", "Ordered calls that ended, by outcome.", ("outcome",))
         # Saturation.
         self.queued = gauge("queued_requests", "Requests that wait or run.")
+        self.lane_dry = counter("lane_dry", "Times that an armed lane had no round left.")
+        self.lane_disarmed = counter("lane_disarmed", "Times that a lane was disarmed for something that it held up.")
         self.lanes = gauge("lanes", "Lanes open, by how their calls are noticed.", ("mode",))
         self.streams = gauge("streams", "Streams of calls open.")
         self.queue_fill = gauge(

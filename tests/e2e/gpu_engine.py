@@ -6,6 +6,7 @@ Modes:
     long        attaches, holds device memory in regions, and makes calls of some seconds each
     blocked     has a call accepted that its stream comes to after ten seconds only
     steady      makes short calls as fast as it can, checks every bit, and reports when its standard input ends
+    lane        replays graphs of 64 calls of a lane as fast as it can
     expandable  registers tensors of expandable segments, selects from them, and counts what is wrong
     pool        registers tensors of pools of its own, with and without a descriptor type
 """
@@ -115,6 +116,24 @@ def differs(client: topkd.Client, scores: Any, **options: Any) -> int:
     return int((got != want).sum())
 
 
+def run_lane(client: topkd.Client) -> None:
+    """Graphs of calls without a request, one behind the other."""
+    scores = client.empty((4, 8192), torch.float32)
+    scores.copy_(torch.randperm(scores.numel(), device=scores.device).view(scores.shape))
+    lane = client.plan(scores, 64, order="index", ties="lowest").lane()
+    lane()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(64):
+            lane()
+    graph.replay()
+    say(state="calling", mode=lane.mode)
+    while True:
+        graph.replay()
+        torch.cuda.synchronize()
+
+
 def run_expandable(client: topkd.Client) -> None:
     """Memory in several allocations of a segment, which regions share."""
     first = torch.empty(8, 1 << 20, device="cuda")  # 32 MiB: two allocations of 20 MiB, the second shared
@@ -205,7 +224,7 @@ def main(target: str, mode: str) -> None:
     with topkd.Client(Path(target), name=f"gpu engine {mode}", attach_timeout=60, ready_timeout=10) as client:
         client.connect()
         say(state="attached")
-        modes = {"long": run_long, "steady": run_steady, "blocked": run_blocked}
+        modes = {"long": run_long, "steady": run_steady, "blocked": run_blocked, "lane": run_lane}
         {**modes, "expandable": run_expandable, "pool": run_pool}[mode](client)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,9 +15,9 @@ from tests.conformance.backends import Backend
 from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
 from tests.kernels.emulated_memory import Placed, place
-from topkd.kernels import SelectRequest, TopKResult, select_topk, validate_select
+from topkd.kernels import SelectRequest, TopKResult, select_topk, spare_bytes, validate_select
 from topkd.kernels._cute_compile import compile_kernel, installed
-from topkd.kernels._cute_launch import of_table, table_entry
+from topkd.kernels._cute_launch import SPARE, of_table, table_entry
 from topkd.kernels._family import Job
 from topkd.kernels.radix_wide import DTYPES, LIST_CAPACITY
 
@@ -155,3 +156,33 @@ def test_a_table_of_jobs_is_one_launch(tmp_path: Path) -> None:
         assert job.values is not None
         assert one.values is not None
         assert torch.equal(job.values, one.values)
+
+
+@pytest.mark.parametrize("mark", [0, 1])
+def test_marked_spare_memory_takes_all_cells(tmp_path: Path, mark: int) -> None:
+    emulated = Emulated(tmp_path)
+    scores = torch.randn(3, 500, dtype=torch.float32)
+    indices, values = torch.full((3, 20), -7, dtype=torch.int32), torch.full((3, 20), -7.0)
+    options: dict[str, Any] = {"order": "index", "ties": "lowest", "values": True}
+    job = _job(validate_select(scores, 20, out_indices=indices, out_values=values, **options))
+    memory = ptx.GlobalMemory()
+    placed = Placed(memory, job)
+    spare = torch.full((spare_bytes(20) // 8,), -9)
+    spare[0] = mark
+    arguments = list(placed.arguments)
+    arguments[SPARE] = place(memory, spare, True)
+    memory.readable[arguments[SPARE] - memory.BASE :][:8] = True
+    emulated._launch(job.request, memory, tuple(arguments))
+    placed.read_back()
+    there = memory.get(arguments[SPARE], np.int64, len(spare))
+    assert there[:2].tolist() == [mark, -9]
+    if mark:
+        assert bool((indices == -7).all())
+        assert bool((values == -7.0).all())
+        assert (there[2:] != -9).any()
+    else:
+        want = select_topk(scores, 20, **options)
+        assert want.values is not None
+        assert torch.equal(indices, want.indices)
+        assert torch.equal(values, want.values)
+        assert (there[2:] == -9).all()
