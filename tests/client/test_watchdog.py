@@ -115,8 +115,8 @@ def test_a_call_that_comes_to_no_end_is_late(guard: Guard, words: Words) -> None
 
 def test_calls_that_come_through_are_not_late_although_one_is_always_under_way(guard: Guard, words: Words) -> None:
     words.set_done(LANE, 0)  # as it stands at every look
-    guard.lane(LANE, 0.3)
-    for calls in range(20):
+    guard.lane(LANE, 2.0)
+    for calls in range(50):
         words.set_calls(LANE, calls)
         time.sleep(0.05)
         assert (words.end(LANE), words.done(LANE)) == (0, 0)

@@ -113,7 +113,7 @@ def test_a_death_in_the_middle_of_graphs(launch: Launch, victim: str) -> None:
 
 def test_a_worker_that_hangs_breaks_the_lane_after_its_time(own: Running) -> None:
     held = Held(own)
-    with held.plan.lane(timeout=0.5) as brief:
+    with held.plan.lane(timeout=2.0) as brief:
         held.check(brief)
         halt(held.worker)
         started = time.monotonic()
@@ -129,9 +129,9 @@ def test_a_worker_that_hangs_breaks_the_lane_after_its_time(own: Running) -> Non
         assert not held.lane.broken
     processes.resume(held.worker)
     held.check(held.lane)
-    with held.plan.lane(timeout=0.5) as again:
+    with held.plan.lane(timeout=1.0) as again:
         held.check(again)
-        time.sleep(1)
+        time.sleep(1.5)
         held.check(again)
     held.client.close()
 
