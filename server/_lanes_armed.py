@@ -284,6 +284,8 @@ class Armed:
         with self._counting:
             came = served.rounds.answered() - served.counted
             served.counted += came
+            if came:
+                served.lane.count(came)  # a client that watches its time sees that calls come through
         self._finished.inc(came)
         return came
 

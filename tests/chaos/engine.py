@@ -24,7 +24,9 @@ CALL_S: Final = 20.0
 """That a call may take: the machine is busy, and a worker's death is told within this time."""
 
 _BEAT_S: Final = 0.5
-_PLANS: Final = 3
+_PLANS: Final = (1, 3)
+"""A lane of one plan may be armed on a GPU, one of several is polled."""
+
 _GRAPH_CALLS: Final = 16
 
 
@@ -40,7 +42,7 @@ class Engine:
         self._client = client
         self._cuda = device == "cuda"
         self._rng = np.random.default_rng(seed)
-        self._works = [Work(client, self._rng, self._cuda) for _ in range(_PLANS)]
+        self._works = [Work(client, self._rng, self._cuda) for _ in range(self._rng.choice(_PLANS))]
         self.counts = {"calls": 0, "wrong": 0, "lost": 0}
 
     def run(self, ended: threading.Event) -> None:
@@ -60,7 +62,7 @@ class Engine:
             rounds += [self._eager, self._captured(lane)]
         beat = 0.0
         while not ended.is_set():
-            work = self._works[self._rng.integers(_PLANS)]
+            work = self._works[self._rng.integers(len(self._works))]
             calls, differences = rounds[self._rng.integers(len(rounds))](lane, work)
             lane.check()  # what an ended session has left in the outputs is no answer
             self.counts["calls"] += calls
@@ -91,7 +93,7 @@ class Engine:
             lane(one.plan)
             total = total + one.differences(data)
         self._synchronize()
-        return 1 + _PLANS, int(total)
+        return 1 + len(self._works), int(total)
 
     def _captured(self, lane: topkd.Lane) -> Any:
         """Returns a round that replays a graph of calls of all plans."""
@@ -105,7 +107,7 @@ class Engine:
         with torch.cuda.graph(graph):
             total.zero_()
             for call in range(_GRAPH_CALLS):
-                work = self._works[call % _PLANS]
+                work = self._works[call % len(self._works)]
                 data = work.feed()
                 lane(work.plan)
                 total += work.differences(data)

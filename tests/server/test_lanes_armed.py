@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topkd._words import FIRST_LANE, MOST_LANES, Words
+from topkd._words import CALLS, FIRST_LANE, MOST_LANES, Words
 from topkd.server import _logging
 from topkd.server._lanes import Lanes
 from topkd.server._lanes_armed import Armed, CannotArmError
@@ -201,6 +201,7 @@ def test_calls_are_answered_and_rounds_put_behind_them(worker: Worker) -> None:
     assert rounds.writes == 20 * KEPT
     assert not rounds.spared
     eventually(lambda: worker.counted() == 20 * KEPT)
+    assert worker.words._cells[(2 * FIRST_LANE + 1) * 8 + CALLS] == 20 * KEPT, "a client that watches its time sees it"
 
 
 @pytest.mark.parametrize(("plans", "why"), [([11, 12], "one plan"), ([12], "more than enqueue")])
