@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +49,8 @@ GUARD: Any = object()
 
 
 @pytest.fixture
-def words() -> Iterator[Words]:
-    fd = os.memfd_create("words")
-    os.ftruncate(fd, 4096)
-    yield Words(fd)
-    os.close(fd)
+def words(page: int) -> Words:
+    return Words(page)
 
 
 @pytest.fixture

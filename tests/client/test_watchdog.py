@@ -24,14 +24,6 @@ IN_TIME = 10.0
 
 
 @pytest.fixture
-def page() -> Iterator[int]:
-    fd = os.memfd_create("words")
-    os.ftruncate(fd, 4096)
-    yield fd
-    os.close(fd)
-
-
-@pytest.fixture
 def words(page: int) -> Words:
     return Words(page)
 

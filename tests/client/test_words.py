@@ -7,9 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-
-import pytest
 
 from topkd._words import CLIENT_BELL, LINE, MOST_SLOTS, WORKER_BELL, Failure, Words
 
@@ -23,14 +20,6 @@ for turn in range(1, 51):
     words.set_done(3, turn)
     words.ring(WORKER_BELL)
 """
-
-
-@pytest.fixture
-def page() -> Iterator[int]:
-    fd = os.memfd_create("words")
-    os.ftruncate(fd, 4096)
-    yield fd
-    os.close(fd)
 
 
 def test_every_word_has_a_line_of_its_own(page: int) -> None:
