@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import subprocess
 import time
@@ -117,10 +118,9 @@ def test_a_worker_that_hangs_breaks_the_lane_after_its_time(own: Running) -> Non
         held.check(brief)
         halt(held.worker)
         started = time.monotonic()
-        for _ in range(REPLAYS * CALLS):
-            brief()
-            if brief.broken:
-                break
+        with contextlib.suppress(topkd.DeadlineExceededError):  # if it takes so long to enqueue them
+            for _ in range(REPLAYS * CALLS):
+                brief()
         torch.cuda.synchronize()
         assert 0.3 < time.monotonic() - started < 15.0
         for call in (brief.check, brief):
