@@ -128,6 +128,9 @@ def test_a_worker_that_hangs_breaks_the_lane_after_its_time(own: Running) -> Non
                 call()
         assert not held.lane.broken
     processes.resume(held.worker)
+    book = held.client._core.session.lanes  # type: ignore[union-attr]
+    assert book is not None
+    assert book.wait_for_place(0, 30), "the late call is over: it writes the same outputs"
     held.check(held.lane)
     with held.plan.lane(timeout=1.0) as again:
         held.check(again)
