@@ -1,4 +1,6 @@
-"""A client process with a lane, which calls plans of several shapes and checks every bit of their outputs.
+"""A client process with two lanes, which calls plans of several shapes and checks every bit of their outputs.
+
+One lane is over one plan, which another client has another of: on a GPU it is armed. The other is over all, and polled.
 
 `python -m tests.bench.service_client SOCKET_DIR DEVICE SEED SECONDS`. Once a second, and at its end, it writes a line
 of JSON: calls so far, wrong ones among them, and whether it is over.
@@ -6,6 +8,7 @@ of JSON: calls so far, wrong ones among them, and whether it is over.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import sys
@@ -70,6 +73,35 @@ class Checked:
         self.wanted = [torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in self.wanted]
 
 
+class Lanes:
+    """A lane of one plan, and one of all plans for the others."""
+
+    def __init__(self, client: topkd.Client, checked: list[Checked], own: int) -> None:
+        self._own = checked[own].plan
+        self._lanes = [self._own.lane(), client.lane(*(one.plan for one in checked))]
+
+    def __call__(self, one: Checked) -> Any:
+        """Enqueues a call."""
+        return self._of(one)(one.plan)
+
+    def call_host(self, one: Checked) -> Any:
+        """Waits for a call."""
+        return self._of(one).call_host(one.plan)
+
+    def _of(self, one: Checked) -> topkd.Lane:
+        return self._lanes[0 if one.plan is self._own else 1]
+
+    def check(self) -> None:
+        """Raises if a call failed."""
+        for lane in self._lanes:
+            lane.check()
+
+    def close(self) -> None:
+        """Gives both up."""
+        for lane in self._lanes:
+            lane.close()
+
+
 class Report:
     """What was called, written as it goes."""
 
@@ -90,21 +122,21 @@ class Report:
         return True
 
 
-def run_cpu(lane: topkd.Lane, checked: list[Checked], ends: float) -> None:
+def run_cpu(lanes: Lanes, checked: list[Checked], ends: float) -> None:
     """Calls from the host, with arrays."""
     report, wrong = Report(), 0
     rng = np.random.default_rng(5)
     while time.monotonic() < ends:
         one, place = checked[rng.integers(len(checked))], rng.integers(INPUTS)
         one.scores[:] = one.inputs[place]
-        wrong += not np.array_equal(lane.call_host(one.plan).indices, one.wanted[place])
+        wrong += not np.array_equal(lanes.call_host(one).indices, one.wanted[place])
         report.calls += 1
         if report.due():
             report.say(wrong)
     report.say(wrong, over=True)
 
 
-def run_cuda(lane: topkd.Lane, checked: list[Checked], ends: float) -> None:
+def run_cuda(lanes: Lanes, checked: list[Checked], ends: float) -> None:
     """Eager calls, replays of a graph, and calls from the host, by turns; compared on the device."""
     import torch
 
@@ -122,7 +154,7 @@ def run_cuda(lane: topkd.Lane, checked: list[Checked], ends: float) -> None:
         def some(captured: int) -> None:
             for at in range(captured):
                 one = checked[at % len(checked)]
-                check(one, at % INPUTS, lambda one=one: lane(one.plan))
+                check(one, at % INPUTS, lambda one=one: lanes(one))
 
         some(len(checked) * INPUTS)  # loads what first calls load
         stream.synchronize()
@@ -136,14 +168,14 @@ def run_cuda(lane: topkd.Lane, checked: list[Checked], ends: float) -> None:
             one, place = checked[rng.integers(len(checked))], int(rng.integers(INPUTS))
             one.scores.copy_(one.inputs[place])
             stream.synchronize()
-            check(one, place, lambda one=one: lane.call_host(one.plan))
+            check(one, place, lambda one=one: lanes.call_host(one))
             report.calls += _CAPTURED + len(checked)
             if report.due():
                 stream.synchronize()
-                lane.check()
+                lanes.check()
                 report.say(int(wrong))
         stream.synchronize()
-        lane.check()
+        lanes.check()
         report.say(int(wrong), over=True)
 
 
@@ -155,8 +187,8 @@ def main(socket_dir: str, device: str, seed: int, seconds: float) -> None:
     with topkd.Client(socket_dir, attach_timeout=_ATTACH_S) as client:
         client.connect(timeout=_ATTACH_S)
         checked = [Checked(client, shape, rng) for shape in SHAPES]
-        with client.lane(*(one.plan for one in checked)) as lane:
-            run(lane, checked, time.monotonic() + seconds)
+        with contextlib.closing(Lanes(client, checked, seed % len(checked))) as lanes:
+            run(lanes, checked, time.monotonic() + seconds)
 
 
 if __name__ == "__main__":
