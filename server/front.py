@@ -206,7 +206,9 @@ class Front:
         self._metrics.attach_seconds.labels(session.transport).observe(time.monotonic() - started)
 
     def _describe(self, session: FrontSession, address: str) -> control_pb2.Session:
-        return control_pb2.Session(session_id=session.id, token=session.token, data_address=address, info=self._info())
+        info = self._info()
+        info.sessions += not session.attached  # it is as soon as its client has this
+        return control_pb2.Session(session_id=session.id, token=session.token, data_address=address, info=info)
 
     async def _attach_side(
         self, side: SideConnection, request: control_pb2.AttachRequest, log: _logging.Logger
