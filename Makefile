@@ -6,6 +6,7 @@
 #   PYTEST_ARGS  more arguments for pytest
 #   TEST_WORKERS processes that share the tests (default: 2; empty: one after another, as with NOVENV, which may lack pytest-xdist)
 #   GPU_WORKERS  processes that share the GPU tests (needs pytest-xdist; default: one after another)
+#   GPU_PART     exclusive, service or kernels: run only this part of the GPU tests (default: all)
 #   JOBS         processes that compile kernels (default: one a core)
 #   SERVICE_ARGS arguments of the service bench (default: everything, about nine minutes on a GPU; --short for a look)
 #   BENCH_ARGS   arguments of the kernel bench (default: all families, kinds of rows and output forms, 300 s)
@@ -21,6 +22,7 @@ NOVENV ?=
 PYTEST_ARGS ?=
 TEST_WORKERS ?= $(if $(NOVENV),,2)
 GPU_WORKERS ?=
+GPU_PART ?=
 JOBS ?= $(shell nproc)
 BENCH_ARGS ?= --families all --kinds --forms --seconds 300
 export TORCH_INDEX ?=
@@ -114,7 +116,7 @@ resources: build/kernels.json ## Renew that report, tests/kernels/resources.csv
 .PHONY: gpu-test gpu-record-check bench bench-kernels bench-service bench-table
 gpu-test: $(READY) ## Run the tests marked gpu and write tests/gpu/record.json
 	$(check-folder)
-	$(PY) tests/gpu/record.py run --tests build/check $(if $(GPU_WORKERS),--workers $(GPU_WORKERS)) $(PYTEST_ARGS)
+	$(PY) tests/gpu/record.py run --tests build/check $(if $(GPU_WORKERS),--workers $(GPU_WORKERS)) $(if $(GPU_PART),--part $(GPU_PART)) $(PYTEST_ARGS)
 
 gpu-record-check: ## Say whether tests/gpu/record.json is of the code as it stands
 	@$(PYTHON) tests/gpu/record.py check

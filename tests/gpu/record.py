@@ -1,12 +1,14 @@
 """The record of the GPU tests: what ran where, on which code, with which outcome.
 
-    python tests/gpu/record.py run [--tests FOLDER] [--workers N] [PYTEST ARGUMENTS]
-                                                                         run the tests, write record.json and junit*.xml
-    python tests/gpu/record.py check                                     is the record of the code as it stands?
+    python tests/gpu/record.py run [--tests FOLDER] [--workers N] [--part NAME] [PYTEST ARGUMENTS]
+        run the tests, write record.json and junit-*.xml
+    python tests/gpu/record.py check
+        is the record of the code as it stands?
 
 A machine without a GPU cannot run these tests, so their outcome is committed, with a hash of every file that it stands
 for: the kernels, the test files that ran, and what those import from tests/. `check` compares the hashes with
-the tree.
+the tree. The tests run in parts, one after another, and the record is written after each: a part that ran on the same
+device and the same files stays in the record when another is run.
 """
 
 from __future__ import annotations
@@ -21,14 +23,37 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path("tests/gpu/record.json")
-JUNIT = Path("tests/gpu/junit.xml")
-JUNIT_EXCLUSIVE = Path("tests/gpu/junit-exclusive.xml")
-TESTS = "gpu and not bench"
+KERNELS = ("tests/gpu", "tests/kernels")
+
+
+class Part(NamedTuple):
+    """Some of the tests.
+
+    Attributes:
+        marks: What pytest selects by.
+        arguments: More of its arguments.
+        dist: How processes share them, an argument of pytest-xdist; None: they run one after another.
+    """
+
+    marks: str
+    arguments: tuple[str, ...] = ()
+    dist: str | None = None
+
+
+PARTS = {
+    "exclusive": Part("gpu and exclusive and not bench"),
+    # A process runs a whole file: its servers start once. Sixteen at once do not start within their time.
+    "service": Part(
+        "gpu and not exclusive and not bench", tuple(f"--ignore={folder}" for folder in KERNELS), "loadfile"
+    ),
+    "kernels": Part("gpu and not exclusive and not bench", KERNELS, "worksteal"),
+}
 PACKAGES = ("topkd", "torch", "grpcio", "protobuf", "numpy", "hypothesis", "pytest")
 SUPPORT = ("tests/*.py", "tests/**/conftest.py", "tests/conformance/*.py", "tests/data/*.npz")
 NOT_HASHED = ("tests/gpu/record.py", "tests/gpu/test_record.py")
@@ -126,41 +151,67 @@ def read_junit(path: Path) -> tuple[dict[str, int], set[str]]:
     return counts, files
 
 
-def run(folder: Path, arguments: list[str], workers: int | None = None) -> int:
-    """Runs the tests in a folder that holds a copy of tests/, and writes the record into the tree.
+def junit(part: str) -> Path:
+    """Returns where a part's JUnit file is, relative to the project."""
+    return Path(f"tests/gpu/junit-{part}.xml")
+
+
+def run(folder: Path, arguments: list[str], workers: int | None = None, parts: Sequence[str] = ()) -> int:
+    """Runs the tests in a folder that holds a copy of tests/, and writes the record into the tree after each part.
 
     Args:
         folder: Where pytest runs.
         arguments: More of its arguments; with any, the record is of a part only.
-        workers: Processes that share the tests (pytest-xdist); those marked exclusive run before, one by one. None: all
-            run one by one.
+        workers: Processes that share the tests (pytest-xdist), but for the exclusive ones. None: all run one by one.
+        parts: Names of `PARTS`; none are all.
     """
     if differs := installed_differs(ROOT):
         raise SystemExit(f"record: the installed topkd is not of this tree: {', '.join(differs)}")
-    about = device()
-    passes = [(TESTS, JUNIT, list[str]())]
-    if workers is not None:
-        shared = ["-n", str(workers), "--dist", "worksteal"]
-        passes = [(f"{TESTS} and exclusive", JUNIT_EXCLUSIVE, []), (f"{TESTS} and not exclusive", JUNIT, shared)]
-    (ROOT / JUNIT_EXCLUSIVE).unlink(missing_ok=True)
-    status, counts, files = 0, {"passed": 0, "failed": 0, "skipped": 0}, set[str]()
-    for marks, junit, more in passes:
-        command = [sys.executable, "-m", "pytest", "-m", marks, f"--junit-xml={ROOT / junit}", *more, *arguments]
-        status = subprocess.run(command, cwd=folder, check=False).returncode or status
-        found, ran = read_junit(ROOT / junit)
-        counts = {name: count + found[name] for name, count in counts.items()}
-        files |= ran
-    record = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": about,
-        "versions": versions(),
-        "counts": counts,
-        "complete": not arguments,
-        "sha256": hashes(ROOT, files),
-    }
-    (ROOT / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-    print(f"{RECORD}, of {about['name']}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    about, status = device(), 0
+    record = kept(ROOT, about) if parts and not arguments else {}
+    for name in parts or PARTS:
+        part = PARTS[name]
+        shared = ["-n", str(workers), "--dist", part.dist] if workers is not None and part.dist else []
+        options = ["-m", part.marks, f"--junit-xml={ROOT / junit(name)}", *part.arguments, *shared, *arguments]
+        status = (
+            subprocess.run([sys.executable, "-m", "pytest", *options], cwd=folder, check=False).returncode or status
+        )
+        counts, files = read_junit(ROOT / junit(name))
+        done = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "counts": counts}
+        record = joined(ROOT, record, name, done, files) | {"device": about, "versions": versions()}
+        record["complete"] = not arguments and set(record["parts"]) == set(PARTS)
+        (ROOT / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        print(f"{RECORD}, of {about['name']}: {name}: {', '.join(f'{count} {how}' for how, count in counts.items())}")
     return status
+
+
+def kept(root: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Returns the record that is there if it is of the same device and of the files as they are, else nothing."""
+    try:
+        record: dict[str, Any] = json.loads((root / RECORD).read_text())
+        same_files = record["sha256"] == hashes(root, set(record["sha256"]))
+        return record if record["parts"] and record["device"] == about and same_files else {}
+    except (FileNotFoundError, KeyError):
+        return {}
+
+
+def joined(root: Path, record: dict[str, Any], name: str, done: dict[str, Any], files: set[str]) -> dict[str, Any]:
+    """Returns a record with a part that has run, and what follows from all of its parts.
+
+    Args:
+        root: The project.
+        record: What there was, or nothing.
+        name: Of the part.
+        done: Its date and counts.
+        files: Test files that ran in it.
+    """
+    parts = {**record.get("parts", {}), name: done}
+    return {
+        "date": max(part["date"] for part in parts.values()),
+        "parts": parts,
+        "counts": {how: sum(part["counts"][how] for part in parts.values()) for how in ("passed", "failed", "skipped")},
+        "sha256": hashes(root, files | set(record.get("sha256", {}))),
+    }
 
 
 def check(root: Path) -> tuple[bool, list[str]]:
@@ -206,11 +257,12 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run", help="run the tests marked gpu and write the record")
     runner.add_argument("--tests", type=Path, default=ROOT, metavar="FOLDER", help="folder to run pytest in")
+    runner.add_argument("--part", choices=PARTS, action="append", default=[], help="run only this; again for more")
     runner.add_argument("--workers", type=int, metavar="N", help="processes that share the tests (pytest-xdist)")
     commands.add_parser("check", help="exit 0 if the record is of the code as it stands")
     args, rest = parser.parse_known_args(argv)
     if args.command == "run":
-        return run(args.tests, rest, args.workers)
+        return run(args.tests, rest, args.workers, args.part)
     good, lines = check(ROOT)
     print(*lines, sep="\n")
     return 0 if good else 1

@@ -118,6 +118,39 @@ def test_counts_and_files_of_a_junit_file(tmp_path: Path) -> None:
     )
 
 
+DONE = {"date": "2026-01-02T00:00:00+00:00", "counts": {"passed": 3, "failed": 1, "skipped": 0}}
+
+
+def test_parts_make_one_record(tree: Path) -> None:
+    first = record.joined(tree, {}, "kernels", DONE, {"tests/kernels/test_ran.py"})
+    again = {"date": "2026-01-01T00:00:00+00:00", "counts": {"passed": 2, "failed": 0, "skipped": 5}}
+    both = record.joined(tree, first, "service", again, {"tests/kernels/test_plain.py"})
+    assert both["parts"] == {"kernels": DONE, "service": again}
+    assert both["counts"] == {"passed": 5, "failed": 1, "skipped": 5}
+    assert both["date"] == DONE["date"]
+    assert {"tests/kernels/test_ran.py", "tests/kernels/test_plain.py"} <= set(both["sha256"])
+    assert record.joined(tree, both, "kernels", again, set())["counts"] == {"passed": 4, "failed": 0, "skipped": 10}
+
+
+def test_a_part_stays_with_the_files_and_the_device_that_it_is_of(tree: Path) -> None:
+    about = {"name": "GPU", "driver": "1"}
+    assert record.kept(tree, about) == {}
+    whole = record.joined(tree, {}, "kernels", DONE, {"tests/kernels/test_ran.py"}) | {"device": about}
+    (tree / record.RECORD).write_text(json.dumps(whole))
+    assert record.kept(tree, about) == whole
+    assert record.kept(tree, {**about, "driver": "2"}) == {}
+    (tree / "tests/kernels/test_ran.py").write_text("B = 1\n")
+    assert record.kept(tree, about) == {}
+
+
+def test_every_test_is_in_one_part() -> None:
+    exclusive, service, kernels = (record.PARTS[name] for name in ("exclusive", "service", "kernels"))
+    assert "and exclusive" in exclusive.marks
+    assert not exclusive.arguments
+    assert service.marks == kernels.marks == exclusive.marks.replace("and exclusive", "and not exclusive")
+    assert service.arguments == tuple(f"--ignore={folder}" for folder in kernels.arguments)
+
+
 class Item:
     def __init__(self, name: str) -> None:
         self.name = name
