@@ -47,7 +47,7 @@ class ClientBase:
             name: What the server's logs call this client.
             timeout: Seconds that a call may take, unless it says otherwise; more than two weeks count as two weeks.
             attach_timeout: Seconds within which a call tries to find a server, at the first call and after a loss.
-                A server may take some to start a worker.
+                A server may take some to start a worker. No call tries for longer than its own time-out.
             ready_timeout: Seconds that a CUDA stream may take to come to a selection that is ordered on it, from the
                 moment at which the server has accepted it or has ended the one before. Later than that it is given up;
                 `check` and the next call raise then.

@@ -150,6 +150,18 @@ def test_no_server(tmp_path: Path) -> None:
     assert time.monotonic() - started < 3
 
 
+def test_a_call_seeks_a_server_no_longer_than_its_own_time_out(tmp_path: Path) -> None:
+    with topkd.Client(tmp_path, timeout=0.1, attach_timeout=30) as client:
+        started = time.monotonic()
+        with pytest.raises(topkd.UnavailableError, match="no server at"):
+            client.connect()
+        assert time.monotonic() - started < 3
+        started = time.monotonic()
+        with pytest.raises(topkd.UnavailableError, match="no server at"):
+            client.connect(timeout=2)
+        assert time.monotonic() - started > 0.3
+
+
 def test_computing_locally_without_a_server(tmp_path: Path) -> None:
     with topkd.Client(tmp_path, attach_timeout=5, on_unavailable="local") as client:
         started = time.monotonic()

@@ -30,7 +30,7 @@ def own(launch: Launch) -> Running:
 
 @pytest.fixture(scope="module")
 def client(own: Running) -> Iterator[topkd.Client]:
-    with topkd.Client(own.socket_dir, device="cuda:0", attach_timeout=60) as attached:
+    with topkd.Client(own.socket_dir, device="cuda:0", timeout=60, attach_timeout=60) as attached:
         attached.connect()
         own.settle()
         yield attached
@@ -176,8 +176,8 @@ def test_two_clients_at_once(own: Running, client: topkd.Client) -> None:
             scores = filled(client, 1, (ROWS, WIDTH))
             assert torch.equal(client.select_topk(scores, K, **UNIQUE).indices.cpu(), want(scores, K))
         for engine in engines:
+            engine.wait_for("many", 60)
             report = engine.finish()
-            assert report["calls"] > 50, report
             assert (report["wrong"], report["failed"]) == (0, 0), report
     finally:
         for engine in engines:
@@ -187,7 +187,7 @@ def test_two_clients_at_once(own: Running, client: topkd.Client) -> None:
 def test_a_killed_worker_is_named_and_everything_restored(own: Running) -> None:
     own.settle()
     before = own.workers()
-    with topkd.Client(own.socket_dir, attach_timeout=60) as client:
+    with topkd.Client(own.socket_dir, timeout=60, attach_timeout=60) as client:
         scores, out = filled(client, 1, (ROWS, WIDTH)), client.empty((ROWS, K), torch.int32)
         registered = torch.from_numpy(answers.rows(2, ROWS, WIDTH)).cuda()
         region = client.register(registered)
@@ -219,7 +219,7 @@ def _computing(workers: set[int]) -> int:
 def test_a_killed_front_takes_its_workers_along_and_the_client_comes_back(launch: Launch) -> None:
     free = torch.cuda.mem_get_info(0)[0]
     server = launch("cuda")
-    with topkd.Client(server.socket_dir, attach_timeout=60) as client:
+    with topkd.Client(server.socket_dir, timeout=60, attach_timeout=60) as client:
         registered = torch.from_numpy(answers.rows(3, ROWS, WIDTH)).cuda()
         scores = filled(client, 1, (ROWS, WIDTH))
         region, plan = client.register(registered), client.plan(registered, K, **UNIQUE)

@@ -34,7 +34,7 @@ def own(launch: Launch) -> Running:
 
 @pytest.fixture(scope="module")
 def client(own: Running) -> Iterator[topkd.Client]:
-    with topkd.Client(own.socket_dir, device="cuda:0", attach_timeout=60, ready_timeout=10) as attached:
+    with topkd.Client(own.socket_dir, device="cuda:0", timeout=60, attach_timeout=60, ready_timeout=10) as attached:
         attached.connect()
         yield attached
 
@@ -157,7 +157,7 @@ def test_a_released_plan_takes_its_lane_out_of_the_stream(client: topkd.Client) 
 
 def test_as_many_lanes_as_may_be_are_armed_and_the_rest_polled(launch: Launch) -> None:
     server = launch("cuda", limits={"lanes": 12})
-    with topkd.Client(server.socket_dir, device="cuda:0", attach_timeout=60) as client:
+    with topkd.Client(server.socket_dir, device="cuda:0", timeout=60, attach_timeout=60) as client:
         selections = [Selection(client) for _ in range(10)]
         lanes = [selection.plan.lane() for selection in selections]
         assert [lane.mode for lane in lanes] == ["armed"] * 8 + ["polled"] * 2

@@ -27,7 +27,7 @@ fresh = pytest.fixture(autouse=True)(compiled_anew)
 @pytest.fixture(scope="module")
 def client(launch: Launch) -> Iterator[topkd.Client]:
     own = launch("cuda")
-    with topkd.Client(own.socket_dir, device="cuda:0", attach_timeout=60, ready_timeout=10) as attached:
+    with topkd.Client(own.socket_dir, device="cuda:0", timeout=60, attach_timeout=60, ready_timeout=10) as attached:
         attached.connect()
         yield attached
 

@@ -26,7 +26,7 @@ def own(launch: Launch) -> Running:
 
 @pytest.fixture(scope="module")
 def client(own: Running) -> Iterator[topkd.Client]:
-    with topkd.Client(own.socket_dir, device="cuda:0", attach_timeout=60, ready_timeout=10) as attached:
+    with topkd.Client(own.socket_dir, device="cuda:0", timeout=60, attach_timeout=60, ready_timeout=10) as attached:
         attached.connect()
         yield attached
 
@@ -88,7 +88,7 @@ def test_a_caller_on_the_host(client: topkd.Client) -> None:
 def test_a_dead_worker_releases_a_graph_of_64_calls(launch: Launch) -> None:
     server = launch("cuda")
     worker = server.spare()
-    with topkd.Client(server.socket_dir, attach_timeout=60) as doomed:
+    with topkd.Client(server.socket_dir, timeout=60, attach_timeout=60) as doomed:
         scores = doomed.empty((ROWS, WIDTH), torch.float32)
         renew(scores)
         plan = doomed.plan(scores, K, **UNIQUE)

@@ -31,7 +31,7 @@ def own(launch: Launch) -> Running:
 
 @pytest.fixture(scope="module")
 def client(own: Running) -> Iterator[topkd.Client]:
-    with topkd.Client(own.socket_dir, device="cuda:0", attach_timeout=60, ready_timeout=10) as attached:
+    with topkd.Client(own.socket_dir, device="cuda:0", timeout=60, attach_timeout=60, ready_timeout=10) as attached:
         warm(attached)
         own.settle()
         yield attached
@@ -111,7 +111,7 @@ def test_a_call_does_not_wait_for_its_stream(client: topkd.Client, kernel: str) 
 @pytest.mark.exclusive
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_stream_that_comes_too_late_finds_its_outputs_untouched(own: Running, kernel: str) -> None:
-    with topkd.Client(own.socket_dir, attach_timeout=60, ready_timeout=0.2) as impatient:
+    with topkd.Client(own.socket_dir, timeout=60, attach_timeout=60, ready_timeout=0.2) as impatient:
         warm(impatient)
         scores, out, other = filled(impatient, 1), out_of(impatient), out_of(impatient)
         before = scrape.total(own.metrics(), "topkd_ordered_calls_total", outcome="ready_timeout")
@@ -245,7 +245,7 @@ def test_memory_that_is_dropped_at_once_is_not_given_to_another_stream_too_early
 
 
 def test_closing_waits_for_what_was_accepted(own: Running) -> None:
-    with topkd.Client(own.socket_dir, attach_timeout=60) as short:
+    with topkd.Client(own.socket_dir, timeout=60, attach_timeout=60) as short:
         warm(short)
         scores, out = filled(short, 6), out_of(short)
         sleep(0.4)
@@ -272,7 +272,7 @@ def test_a_region_is_released_behind_the_calls_that_use_it(client: topkd.Client)
 def test_a_death_releases_the_stream_and_is_told(launch: Launch, victim: str) -> None:
     server = launch("cuda")
     worker = server.spare()
-    with topkd.Client(server.socket_dir, attach_timeout=60, ready_timeout=10) as doomed:
+    with topkd.Client(server.socket_dir, timeout=60, attach_timeout=60, ready_timeout=10) as doomed:
         warm(doomed)
         scores, out = filled(doomed, 8), out_of(doomed)
         sleep(0.6)
@@ -319,8 +319,8 @@ def test_the_steady_engine_finds_nothing_wrong(own: Running) -> None:
             engine.wait_for("calling", 120)
         time.sleep(3)
         for engine in engines:
+            engine.wait_for("many", 60)
             report = engine.finish()
-            assert report["calls"] > 50, report
             assert (report["wrong"], report["failed"]) == (0, 0), report
     finally:
         for engine in engines:

@@ -31,7 +31,7 @@ def own(launch: Launch) -> Running:
 
 @pytest.fixture(scope="module")
 def client(own: Running) -> Iterator[topkd.Client]:
-    with topkd.Client(own.socket_dir, attach_timeout=60) as attached:
+    with topkd.Client(own.socket_dir, timeout=60, attach_timeout=60) as attached:
         attached.connect()
         own.settle()
         yield attached
@@ -286,8 +286,8 @@ def test_a_killed_client_gives_its_device_memory_back(own: Running, client: topk
         scrape.wait_for(own.metrics_port, before, 2.0)
         gone = lambda: len(own.workers()) == len(workers) and used_bytes() - memory < 128 * MIB  # noqa: E731
         processes.wait_until(gone, max(0.2, 2.0 - (time.monotonic() - killed_at)), "worker and memory are gone")
+        steady.wait_for("many", 60)
         report = steady.finish()
-        assert report["calls"] > 50, report
         assert (report["wrong"], report["failed"]) == (0, 0), report
         selects(client, torch.from_numpy(answers.rows(1, 3, 3000)).cuda())
     finally:
