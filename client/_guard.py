@@ -106,7 +106,11 @@ class _Kennel:
         """Watches a session; takes descriptors over."""
         with self._lock:
             self._guards[number] = (page, worker, {})
-            self._tell(WATCH, number, fds=(page, worker))
+            try:
+                self._tell(WATCH, number, fds=(page, worker))
+            except BaseException:
+                self._guards.pop(number, None)  # whoever asked closes the descriptors
+                raise
 
     def lane(self, number: int, line: int, seconds: float) -> None:
         """Watches a lane's time; 0 seconds: no more."""
@@ -148,6 +152,7 @@ class _Kennel:
                 self._process = None
             else:
                 return
+        process = None
         try:
             process = _Process()
             for session, (page, worker, lanes) in list(self._guards.items()):
@@ -155,6 +160,8 @@ class _Kennel:
                 for one, time in lanes.items():
                     process.tell(LANE, session, one, time)
         except OSError as error:
+            if process is not None:
+                process.close()
             raise RegionError(
                 f"the watchdog of lanes and ordered calls cannot be started with {sys.executable!r}: {error}"
             ) from None

@@ -226,14 +226,23 @@ class Lane:
     def close(self) -> None:
         """Gives the lane up, in the background, once the calls that are in its stream are over. Idempotent.
 
-        Graphs with calls of it must not be replayed any more.
+        Graphs with calls of it must not be replayed any more; replays on streams other than this thread's current one
+        must be over.
         """
         if self.closed:
             return
         self.closed = True
-        events = marks([] if self._stream is None else [self._stream])
+        events = marks(self._streams())
         self._book.begin_close()
         self._core.reaper.close_lane(self._session, self.line, self._book, events=events, held=self._plans)
+
+    def _streams(self) -> list[Any]:
+        """Returns the stream of the last call, and the current one, where a graph may have been replayed."""
+        if self._stream is None:
+            return []
+        import torch
+
+        return [self._stream, torch.cuda.current_stream(self._stream.device)]
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from topkd._cuda import on_device
@@ -91,19 +92,20 @@ class LaneBook:
 
 
 def marks(streams: Sequence[Any]) -> list[Any]:
-    """Returns events behind all that is in some streams now. A stream that is being captured has none."""
+    """Returns events behind all that is in some streams now. One that is being captured, or has failed, has none."""
     if not streams:
         return []
     import torch
 
     events = []
     for stream in list(streams):
-        with torch.cuda.stream(stream):
-            if torch.cuda.is_current_stream_capturing():
-                continue
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(stream)
-        events.append(event)
+        with suppress(RuntimeError):  # a device that has failed will come to nothing any more
+            with torch.cuda.stream(stream):
+                if torch.cuda.is_current_stream_capturing():
+                    continue
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(stream)
+            events.append(event)
     return events
 
 

@@ -195,6 +195,8 @@ class LocalSession(Session):
         self._side = side
         self._data_path = path.absolute()
         self.words = fds[0]
+        # Mapped before the thread starts: it closes the descriptor at the session's end, which may come at once.
+        self._page = Words(self.words) if len(fds) > 1 else None
         self._guard = Guard(*fds) if len(fds) > 1 else None
         self._timeout = 0.0
         threading.Thread(target=self._watch, name="topkd-lease", daemon=True).start()
@@ -208,9 +210,9 @@ class LocalSession(Session):
     def order_calls(self, options: Options, report: Callable[[TopkdError], None]) -> None:
         """Makes slots and lanes, as far as the server takes their calls and tells of its worker's end."""
         guard, self._guard = self._guard, None
-        if guard is None:
+        page = self._page
+        if guard is None or page is None:
             return
-        page = Words(self.words)
         self._timeout = options.timeout
         if self.info.limits.max_lanes:
             self.lanes = LaneBook(page, guard)

@@ -91,6 +91,7 @@ class _Served:
     def give_up(self) -> None:
         self.given_up = True
         self.rounds.give_up()
+        self.given_up = True  # they may have been armed in between
 
 
 class Armed:
@@ -206,7 +207,8 @@ class Armed:
     def _empty(self) -> None:
         """Gives up all rounds and waits until the streams are empty; somebody holds the lanes."""
         for served in self._served:
-            served.give_up()  # a launch that is held up by rounds has the lock
+            with suppress(KernelFailedError):
+                served.give_up()  # a launch that is held up by rounds has the lock
         with self._lock:
             deadline = time.monotonic() + _IDLE_TIMEOUT_S
             for served in self._served:
@@ -217,8 +219,8 @@ class Armed:
                     time.sleep(_GIVEN_UP_S)
 
     def _idle(self, served: _Served) -> bool:
-        served.give_up()
         try:
+            served.give_up()
             return served.rounds.idle()
         except KernelFailedError:
             return True  # a device that has failed touches nothing
@@ -304,11 +306,17 @@ class Armed:
                 continue
             self._guarding = True
             self._log.debug("lanes_given_up", message="a turn or a launch takes long; armed rounds may hold it up")
-            while self._suspicious() and not self._closed.is_set():
-                for served in self._served:
-                    served.give_up()
-                time.sleep(_GIVEN_UP_S)
-            self._guarding = False
+            try:
+                while self._suspicious() and not self._closed.is_set():
+                    for served in self._served:
+                        served.give_up()
+                    time.sleep(_GIVEN_UP_S)
+            except Exception as error:  # noqa: BLE001  # the thread must outlive a defect: calls are held up otherwise
+                self._log.error("armed_lanes_stuck", exc_info=error)
+                self._closed.wait(_NONE_S)
+            finally:
+                self._guarding = False
+                self._woken.set()
 
     def _suspicious(self) -> bool:
         launching = self._launching

@@ -15,6 +15,7 @@ the upper half after it: rounds that go on without a request are always marked.
 import ctypes
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -61,13 +62,25 @@ class CudaRounds:
         self._stream: Any = mapped.make_stream()
         self._control: Any = mapped.make_stream(-1)
         self._giving_up = threading.Lock()
+        self._over = False
         self._told = mapped.gates + line * LINE + 8
         ctypes.c_int64.from_address(self._told).value = 0
-        columns = max(request.columns for call in batch.calls for request in call.selections)
+        try:
+            self._prepare()
+        except BaseException:
+            with suppress(KernelFailedError):
+                self._destroy_streams()
+            raise
+        self._ends: deque[tuple[Any, Any]] = deque()  # graphs in the stream, and an event behind each
+        self._idle_events = [torch.cuda.Event() for _ in self._graphs]  # type: ignore[no-untyped-call]
+
+    def _prepare(self) -> None:
+        """Captures the graphs, and runs them once without effect."""
+        columns = max(request.columns for call in self._batch.calls for request in call.selections)
         with torch.cuda.stream(self._stream):
             self._spare = torch.zeros(kernels.spare_bytes(columns), dtype=torch.uint8, device="cuda")
             self._stream.synchronize()  # the mark is another stream's
-            for call in batch.calls:
+            for call in self._batch.calls:
                 for request in call.selections:
                     kernels.warm_select(request)
             try:
@@ -75,8 +88,6 @@ class CudaRounds:
                 self._run_empty()
             except (RuntimeError, KernelFailedError) as error:
                 raise CannotArmError(f"the rounds cannot be captured: {error}") from error
-        self._ends: deque[tuple[Any, Any]] = deque()  # graphs in the stream, and an event behind each
-        self._idle_events = [torch.cuda.Event() for _ in self._graphs]  # type: ignore[no-untyped-call]
 
     def _run_empty(self) -> None:
         """Runs every graph once, given up, so that nothing is left that a first launch does."""
@@ -151,11 +162,15 @@ class CudaRounds:
         return int(ctypes.c_int64.from_address(self._told).value)
 
     def give_up(self) -> None:
-        """Sets the mark, then satisfies the wait. Does not wait for the device."""
+        """Sets the mark, then satisfies the wait. Does not wait for the device; nothing happens once it is closed."""
         with self._giving_up:
-            if self._control.query():
-                self._mapped.set_mark(self._control.cuda_stream, self._spare.data_ptr(), 1)
-                self._mapped.push(self._control.cuda_stream, self._line)
+            try:
+                if self._over or not self._control.query():
+                    return
+            except RuntimeError as error:
+                raise KernelFailedError(f"the device has failed: {error}") from error
+            self._mapped.set_mark(self._control.cuda_stream, self._spare.data_ptr(), 1)
+            self._mapped.push(self._control.cuda_stream, self._line)
 
     def idle(self) -> bool:
         """Says whether the stream is empty."""
@@ -164,8 +179,13 @@ class CudaRounds:
 
     def close(self) -> None:
         """Frees the graphs."""
-        self._control.synchronize()
-        self._graphs.clear()
-        self._mapped.words.clear_upper(self._line)
+        with self._giving_up:  # another thread may be giving up just now
+            self._over = True
+            self._control.synchronize()
+            self._graphs.clear()
+            self._mapped.words.clear_upper(self._line)
+            self._destroy_streams()
+
+    def _destroy_streams(self) -> None:
         for stream in (self._stream, self._control):
             self._mapped.destroy_stream(stream)

@@ -218,3 +218,4 @@ def test_an_interpreter_that_cannot_be_started_is_named(
         monkeypatch.setattr(sys, "executable", executable)
         with pytest.raises(topkd.RegionError, match=executable):
             made.start()
+        assert not _guard._kennel._guards, "the descriptors are the guard's to close"

@@ -289,6 +289,27 @@ def test_a_launch_that_rounds_hold_up_ends(worker: Worker, monkeypatch: pytest.M
         assert worker.call(lane)
 
 
+def test_a_defect_while_rounds_are_given_up_leaves_the_lanes_to_be_armed_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = worker.lanes.open([11]).number
+    rounds = worker.device.streams[0]
+    eventually(lambda: rounds.left > 0)
+    give_up, raised = rounds.give_up, threading.Event()
+
+    def defect() -> None:
+        monkeypatch.setattr(rounds, "give_up", give_up)
+        raised.set()
+        raise RuntimeError("a defect")
+
+    account = Account(10)
+    worker.queue.enter(account)
+    monkeypatch.setattr(rounds, "give_up", defect)
+    assert raised.wait(5)
+    worker.queue.leave(account)
+    assert worker.call(lane)
+
+
 def test_a_lane_whose_plan_is_gone_is_handed_on(worker: Worker) -> None:
     lane = worker.lanes.open([11]).number
     assert worker.call(lane)
