@@ -241,7 +241,6 @@ class Armed:
 
     def _give_away(self, served: _Served) -> None:
         self._forget(served)
-        served.lane.running = False
         self._fallback.take(served.lane)
 
     # -------------------------------------------------------------------------------------------------- the two threads
