@@ -332,14 +332,14 @@ class SelectionService:
             raise FieldError("a lane needs a plan", field="plan_ids")
         self._enter(session, context)
         try:
-            batches = session.lane_batches
             for place, plan_id in enumerate(plan_ids):
                 path = f"plan_ids[{place}]"
-                request = _plan(session, plan_id, path).request
-                batch = self._executor.prepare([request], [f"{path}."])
-                if batch.inline:
-                    raise FieldError("a plan of a lane has all its outputs in regions", field=path)
-                batches.setdefault(plan_id, batch)
+                plan = _plan(session, plan_id, path)
+                if plan.batch is None:
+                    batch = self._executor.prepare([plan.request], [f"{path}."])
+                    if batch.inline:
+                        raise FieldError("a plan of a lane has all its outputs in regions", field=path)
+                    plan.batch = batch
             if session.lanes is None:
                 numbers = range(FIRST_LANE, FIRST_LANE + self._limits.max_lanes)
                 slots = self._backend.open_slots(words, numbers, self._executor, self._recorder)

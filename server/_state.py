@@ -36,14 +36,20 @@ _LANES_END_S = 0.5
 LONGEST_KEPT_MESSAGE = 16 << 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
-    """A selection that was validated once; `regions` are those that it lies in."""
+    """A selection that was validated once.
+
+    Attributes:
+        regions: those that it lies in.
+        batch: what lanes run; None before the first lane over it.
+    """
 
     request: SelectRequest
     kernel: str
     reason: str
     regions: frozenset[int]
+    batch: Batch | None = None
 
 
 class Session:
@@ -56,7 +62,6 @@ class Session:
         words: the page that orders its calls; None over TCP.
         timeline: its ordered calls; None without words.
         lanes: None before the first is opened.
-        lane_batches: what lanes run, by plan; only of plans that are there.
     """
 
     def __init__(self, session_id: str, limits: ServerLimits, metrics: ServerMetrics, remote: bool) -> None:
@@ -72,7 +77,6 @@ class Session:
         self.words: Words | None = None
         self.timeline: Timeline | None = None
         self.lanes: Lanes | None = None
-        self.lane_batches: dict[int, Batch] = {}
         self._unsettled: list[Region] = []
         self._streams = 0
 
@@ -106,7 +110,6 @@ class Session:
                 raise RegionNotFoundError(region_id)
             for plan_id in [key for key, plan in self.plans.items() if region_id in plan.regions]:
                 del self.plans[plan_id]
-                self.lane_batches.pop(plan_id, None)
                 self._metrics.plans.dec()
             self.batches.clear()
             self._count(region, -1)
@@ -114,7 +117,8 @@ class Session:
 
     def lane_batch(self, plan_id: int) -> Batch | None:
         """Returns what a lane runs for a plan, None if the plan is gone; in the turn."""
-        return self.lane_batches.get(plan_id)
+        plan = self.plans.get(plan_id)
+        return None if plan is None else plan.batch
 
     def settle(self, timeout: float) -> bool:
         """Waits until no ordered call and no call of a lane that was taken so far is under way; says if that came."""
@@ -177,7 +181,6 @@ class Session:
         with self._lock:
             if self.plans.pop(plan_id, None) is None:
                 raise PlanNotFoundError(plan_id)
-            self.lane_batches.pop(plan_id, None)
             self.batches.clear()
             self._metrics.plans.dec()
 
