@@ -135,9 +135,7 @@ class CudaBackend:
 
     def open_cuda_ipc(self, memory: selection_pb2.CudaIpcMemory) -> CudaRegion:
         """Opens an allocation of another process and checks the region against its real size."""
-        if memory.device_uuid != self.info.uuid:
-            text = f"device_uuid is {memory.device_uuid!r}; this server runs on {self.info.uuid!r}"
-            raise DeviceMismatchError(text, field="cuda_ipc.device_uuid")
+        self._check_device(memory.device_uuid, "cuda_ipc")
         if len(memory.handle) != _HANDLE_BYTES:
             text = f"handle has {len(memory.handle)} bytes; it must have {_HANDLE_BYTES}"
             raise FieldError(text, field="cuda_ipc.handle")
@@ -155,13 +153,17 @@ class CudaBackend:
 
     def open_vmm(self, message: side_pb2.RegisterVmm, fds: Sequence[int]) -> CudaRegion:
         """Maps allocations of another process that come by descriptors; those stay the caller's."""
-        if message.device_uuid != self.info.uuid:
-            text = f"device_uuid is {message.device_uuid!r}; this server runs on {self.info.uuid!r}"
-            raise DeviceMismatchError(text, field="register_vmm.device_uuid")
+        self._check_device(message.device_uuid, "register_vmm")
         with self._lock:
             self._runtime.cudaSetDevice(0)
             mapping = self._vmm.open(message, fds)
         return CudaRegion("vmm", mapping.address, mapping.size, self.device, partial(self._release_vmm, mapping))
+
+    def _check_device(self, uuid: str, request: str) -> None:
+        """Raises DeviceMismatchError if memory is said to be another device's."""
+        if uuid != self.info.uuid:
+            text = f"device_uuid is {uuid!r}; this server runs on {self.info.uuid!r}"
+            raise DeviceMismatchError(text, field=f"{request}.device_uuid")
 
     def _open(self, handle_bytes: bytes) -> _Allocation:
         """Opens a handle, or finds the allocation that it leads to; the lock is held."""

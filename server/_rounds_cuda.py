@@ -25,7 +25,7 @@ from topkd._words import CALLS, LINE
 
 from ._execute import Batch
 from ._lanes_armed import CannotArmError
-from ._slot_cuda import MappedWords, enqueues
+from ._slot_cuda import MappedWords, enqueues, spare_size, telling_failure
 from .errors import KernelFailedError
 
 __all__ = ["CudaRounds"]
@@ -76,9 +76,8 @@ class CudaRounds:
 
     def _prepare(self) -> None:
         """Captures the graphs, and runs them once without effect."""
-        columns = max(request.columns for call in self._batch.calls for request in call.selections)
         with torch.cuda.stream(self._stream):
-            self._spare = torch.zeros(kernels.spare_bytes(columns), dtype=torch.uint8, device="cuda")
+            self._spare = torch.zeros(spare_size(self._batch), dtype=torch.uint8, device="cuda")
             self._stream.synchronize()  # the mark is another stream's
             for call in self._batch.calls:
                 for request in call.selections:
@@ -130,24 +129,19 @@ class CudaRounds:
 
     def _launch(self, graph: Any) -> None:
         event = self._idle_events.pop()
-        try:
-            with torch.cuda.stream(self._stream):
-                graph.replay()
-                event.record(self._stream)
-        except RuntimeError as error:
-            raise KernelFailedError(f"the device has failed: {error}") from error
+        with telling_failure(), torch.cuda.stream(self._stream):
+            graph.replay()
+            event.record(self._stream)
         self._ends.append((graph, event))
 
     def _reap(self) -> list[Any]:
         """Takes out the graphs that are over, in order."""
         over: list[Any] = []
-        try:
+        with telling_failure():
             while self._ends and self._ends[0][1].query():
                 graph, event = self._ends.popleft()
                 self._idle_events.append(event)
                 over.append(graph)
-        except RuntimeError as error:
-            raise KernelFailedError(f"the device has failed: {error}") from error
         return over
 
     def refill(self) -> bool:
@@ -164,11 +158,9 @@ class CudaRounds:
     def give_up(self) -> None:
         """Sets the mark, then satisfies the wait. Does not wait for the device; nothing happens once it is closed."""
         with self._giving_up:
-            try:
+            with telling_failure():
                 if self._over or not self._control.query():
                     return
-            except RuntimeError as error:
-                raise KernelFailedError(f"the device has failed: {error}") from error
             self._mapped.set_mark(self._control.cuda_stream, self._spare.data_ptr(), 1)
             self._mapped.push(self._control.cuda_stream, self._line)
 

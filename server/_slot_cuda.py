@@ -12,7 +12,8 @@ word has come, and write in place.
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from ._record import Recorder
 from ._slots import OrderedCall
 from .errors import KernelFailedError
 
-__all__ = ["CudaSlot", "MappedWords", "enqueues"]
+__all__ = ["CudaSlot", "MappedWords", "enqueues", "spare_size", "telling_failure"]
 
 _MOST_OPERATIONS = 512
 """Operations that may wait in one stream: the driver blocks whoever enqueues more than about 1,000 (one H200, 2026)."""
@@ -143,8 +144,7 @@ class CudaSlot:
 
     def _spare_for(self, batch: Batch) -> torch.Tensor:
         """Returns spare memory for a row of any of a batch's outputs."""
-        columns = max(request.columns for call in batch.calls for request in call.selections)
-        size = kernels.spare_bytes(columns)
+        size = spare_size(batch)
         if self._spare is None or len(self._spare) < size:
             with torch.cuda.stream(self._stream):  # what was there goes back in this stream's order
                 self._spare = torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -192,12 +192,9 @@ class CudaSlot:
 
     def unfinished(self) -> list[OrderedCall]:
         """Returns the calls whose end the device has not told yet; notes the figures of the others."""
-        try:
-            with self._reading:
-                while self._pending and self._pending[0].last.query():
-                    self._note(self._pending.popleft())
-        except RuntimeError as error:
-            raise KernelFailedError(f"the device has failed: {error}") from error
+        with telling_failure(), self._reading:
+            while self._pending and self._pending[0].last.query():
+                self._note(self._pending.popleft())
         return [pending.call for pending in list(self._pending)]
 
     def _note(self, pending: _Pending) -> None:
@@ -211,6 +208,20 @@ class CudaSlot:
 def enqueues(call: Call) -> bool:
     """Says whether a call of kernels does no more than enqueue, so that it can stand behind a wait."""
     return call.kernel != "merge" and all(kernels.only_enqueues(request) for request in call.selections)
+
+
+def spare_size(batch: Batch) -> int:
+    """Returns the bytes of spare memory for a row of any of a batch's outputs."""
+    return kernels.spare_bytes(max(request.columns for call in batch.calls for request in call.selections))
+
+
+@contextmanager
+def telling_failure() -> Iterator[None]:
+    """Raises KernelFailedError where torch raises because the device has failed."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise KernelFailedError(f"the device has failed: {error}") from error
 
 
 def _operations(batch: Batch) -> int:
