@@ -18,7 +18,16 @@ from topkd.v1 import selection_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["CudaMemory", "ForeignMemory", "checked", "current_device", "device_uuid", "on_device", "ordinal_of"]
+__all__ = [
+    "CudaMemory",
+    "ForeignMemory",
+    "allocation_of",
+    "checked",
+    "current_device",
+    "device_uuid",
+    "on_device",
+    "ordinal_of",
+]
 
 GRANULE: Final = 2 << 20
 """Only whole multiples of 2 MiB have an allocation, and so a handle, of their own."""
@@ -167,7 +176,10 @@ class ForeignMemory:
         """
         self.tensor = tensor
         self.device = int(tensor.device.index)
-        self.address, self.size = _allocation_of(tensor.data_ptr(), self.device)
+        from cuda.bindings import driver
+
+        with on_device(self.device):
+            self.address, self.size = allocation_of(driver, tensor.data_ptr())
         try:
             self.share_message = _share(self.address, self.size, self.device)
         except RegionError as error:
@@ -177,11 +189,9 @@ class ForeignMemory:
             ) from None
 
 
-def _allocation_of(address: int, ordinal: int) -> tuple[int, int]:
-    from cuda.bindings import driver
-
-    with on_device(ordinal):
-        base, size = checked("cuMemGetAddressRange", driver.cuMemGetAddressRange(address))
+def allocation_of(driver: Any, address: int) -> tuple[int, int]:
+    """Returns address and bytes of the allocation at an address, whose device is current."""
+    base, size = checked("cuMemGetAddressRange", driver.cuMemGetAddressRange(address))
     return int(base), int(size)
 
 

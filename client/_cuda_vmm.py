@@ -11,7 +11,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from topkd._cuda import checked, device_uuid, on_device
+from topkd._cuda import allocation_of, checked, device_uuid, on_device
 from topkd.errors import RegionError
 from topkd.v1 import side_pb2
 
@@ -72,13 +72,13 @@ class VmmMemory:
         """
         self.tensor = tensor
         self.device = int(tensor.device.index)
-        first = tensor.data_ptr()
+        driver, first = _driver(), tensor.data_ptr()
         with on_device(self.device):
-            self.address, size = _mapping(first)
+            self.address, size = allocation_of(driver, first)
             self._sizes = [size]
             end = self.address + size
             while end < first + nbytes:
-                _, size = _mapping(end)
+                _, size = allocation_of(driver, end)
                 self._sizes.append(size)
                 end += size
             self._range = _range(first)
@@ -115,12 +115,6 @@ class VmmMemory:
         finally:
             for fd in fds:
                 os.close(fd)
-
-
-def _mapping(address: int) -> tuple[int, int]:
-    """Returns address and bytes of the allocation that is mapped at an address."""
-    base, size = checked("cuMemGetAddressRange", _driver().cuMemGetAddressRange(address))
-    return int(base), int(size)
 
 
 def _range(address: int) -> tuple[int, int]:
