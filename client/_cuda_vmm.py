@@ -8,10 +8,10 @@ lie in several allocations. Imports `cuda.bindings` when memory is looked at.
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 from topkd._cuda import allocation_of, checked, device_uuid, on_device
+from topkd._side import close_all
 from topkd.errors import RegionError
 from topkd.v1 import side_pb2
 
@@ -113,8 +113,7 @@ class VmmMemory:
             )
             yield side_pb2.SideRequest(register_vmm=message), fds
         finally:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
 
 
 def _range(address: int) -> tuple[int, int]:

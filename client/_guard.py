@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from topkd import _watchdog, _words
+from topkd._side import close_all
 from topkd._watchdog import END, LANE, PACKET, READY, WATCH
 from topkd.errors import RegionError
 
@@ -100,14 +101,14 @@ class _Kennel:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._process: _Process | None = None
-        self._guards: dict[int, tuple[int, int, dict[int, float]]] = {}
+        self._guards: dict[int, tuple[tuple[int, int], dict[int, float]]] = {}
 
-    def add(self, number: int, page: int, worker: int) -> None:
-        """Watches a session; takes descriptors over."""
+    def add(self, number: int, descriptors: tuple[int, int]) -> None:
+        """Watches a session; takes the descriptors of its page and its worker over."""
         with self._lock:
-            self._guards[number] = (page, worker, {})
+            self._guards[number] = (descriptors, {})
             try:
-                self._tell(WATCH, number, fds=(page, worker))
+                self._tell(WATCH, number, fds=descriptors)
             except BaseException:
                 self._guards.pop(number, None)  # whoever asked closes the descriptors
                 raise
@@ -115,7 +116,7 @@ class _Kennel:
     def lane(self, number: int, line: int, seconds: float) -> None:
         """Watches a lane's time; 0 seconds: no more."""
         with self._lock:
-            lanes = self._guards[number][2]
+            _, lanes = self._guards[number]
             if seconds:
                 lanes[line] = seconds
             else:
@@ -130,10 +131,8 @@ class _Kennel:
     def end(self, number: int) -> None:
         """Forgets a session; never raises."""
         with self._lock:
-            page, worker, _ = self._guards.pop(number, (-1, -1, {}))
-            for fd in (page, worker):
-                if fd >= 0:
-                    os.close(fd)
+            descriptors, _ = self._guards.pop(number, ((), {}))
+            close_all(descriptors)
             if self._process is not None:
                 with contextlib.suppress(OSError):
                     self._process.tell(END, number)
@@ -155,8 +154,8 @@ class _Kennel:
         process = None
         try:
             process = _Process()
-            for session, (page, worker, lanes) in list(self._guards.items()):
-                process.tell(WATCH, session, fds=(page, worker))
+            for session, (descriptors, lanes) in list(self._guards.items()):
+                process.tell(WATCH, session, fds=descriptors)
                 for one, time in lanes.items():
                     process.tell(LANE, session, one, time)
         except OSError as error:
@@ -173,9 +172,8 @@ class _Kennel:
         if process is not None:
             os.close(process.fd)
         guards, self._guards = self._guards, {}
-        for page, worker, _ in guards.values():
-            os.close(page)
-            os.close(worker)
+        for descriptors, _ in guards.values():
+            close_all(descriptors)
         self._lock = threading.RLock()
 
 
@@ -201,7 +199,7 @@ class Guard:
         self._number = next(_numbers)
         self._descriptors: tuple[int, int] | None = (os.dup(page), worker)
         self._lock = threading.Lock()
-        self._unused = weakref.finalize(self, _close, self._descriptors)
+        self._unused = weakref.finalize(self, close_all, self._descriptors)
         self._unused.atexit = False
 
     def start(self) -> None:
@@ -212,7 +210,7 @@ class Guard:
         """
         with self._lock:
             if self._descriptors is not None:
-                _kennel.add(self._number, *self._descriptors)
+                _kennel.add(self._number, self._descriptors)
                 self._descriptors = None
                 self._unused.detach()
                 weakref.finalize(self, _kennel.end, self._number).atexit = False
@@ -234,8 +232,3 @@ class Guard:
         if started:
             with contextlib.suppress(RegionError):
                 _kennel.check()
-
-
-def _close(descriptors: tuple[int, int]) -> None:
-    for fd in descriptors:
-        os.close(fd)

@@ -21,7 +21,7 @@ from topkd._guard import Guard
 from topkd._lane_book import LaneBook
 from topkd._paths import ATTACH_SOCKET, GRPC_SOCKET
 from topkd._regions import RegionIndex
-from topkd._side import SideConnection
+from topkd._side import SideConnection, close_all
 from topkd._timeline import Timeline
 from topkd._types import Backend
 from topkd._words import MOST_SLOTS, Words
@@ -278,8 +278,7 @@ def open_local(directory: Path, request: control_pb2.AttachRequest, timeout: flo
         raise UnavailableError(f"the server at {directory} gave no session: {error}") from None
     except BaseException:
         side.close()
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         raise
 
 

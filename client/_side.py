@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["SideConnection"]
+__all__ = ["SideConnection", "close_all"]
 
 _LONGEST: Final = 1 << 16
 _DESCRIPTORS: Final = 4
@@ -72,7 +72,7 @@ class SideConnection:
             except OSError as error:
                 raise SessionLostError(f"the side socket's connection ended: {error.strerror or error}") from None
         if reply.WhichOneof("reply") == "error":
-            _close_all(received)
+            close_all(received)
             raise _status.to_error(_status.from_side(reply.error))
         return reply, received
 
@@ -94,14 +94,14 @@ class SideConnection:
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
         received = list(fds)
         if not data:
-            _close_all(received)
+            close_all(received)
             raise SessionLostError("the server closed the side socket's connection")
         try:
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise ProtocolError("the server's packet is longer than the protocol allows")
             return side_pb2.SideReply.FromString(data), received
         except Exception as error:
-            _close_all(received)
+            close_all(received)
             if isinstance(error, ProtocolError):
                 raise
             raise ProtocolError(f"the server's packet is no SideReply: {error}") from None
@@ -123,6 +123,7 @@ class SideConnection:
         self._socket.close()
 
 
-def _close_all(fds: Sequence[int]) -> None:
+def close_all(fds: Sequence[int]) -> None:
+    """Closes descriptors."""
     for fd in fds:
         os.close(fd)
