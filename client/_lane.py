@@ -19,6 +19,7 @@ from topkd._arena import Stale
 from topkd._arrays import HOST
 from topkd._lane_book import marks
 from topkd._options import check_seconds
+from topkd._types import SelectResult
 from topkd._watchdog import LATE
 from topkd._words import CLIENT_BELL, FIRST_LANE, WORKER_BELL
 from topkd.errors import (
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from topkd._client import Plan
     from topkd._core import Core
     from topkd._lane_book import LaneBook
+    from topkd._plan import PlanState
     from topkd._session import Session
-    from topkd._types import SelectResult
 
 __all__ = ["Lane", "open_lane"]
 
@@ -165,7 +166,7 @@ class Lane:
                     raise RegionError("the session's memory is not on a GPU of this process")
                 batch = self._batches[place] = timeline.mapped().batch(self.line, place + 1)
             batch(stream.cuda_stream)
-        return state.output.result(selection_pb2.SelectionResult(kernel=state.kernel), 0.0)
+        return _outputs(state)
 
     def call_host(self, plan: Plan | None = None, *, timeout: float | None = None) -> SelectResult:
         """Calls a plan and waits on this thread until its outputs are complete. Inputs must be complete already.
@@ -191,7 +192,7 @@ class Lane:
             if not self._wait(seconds):
                 self._words.set_end(self.line, LATE)
         self.check()
-        return state.output.result(selection_pb2.SelectionResult(kernel=state.kernel), 0.0)
+        return _outputs(state)
 
     def _wait(self, timeout: float) -> bool:
         """Waits for the done word, or for the session's loss; says whether either came in time."""
@@ -297,6 +298,11 @@ def _open(core: Core, plans: Sequence[Plan], seconds: float, session: Session) -
             if error.reason != _LIMIT or not book.wait_for_place(given_back, deadline.remaining()):
                 raise
     return Lane(core, session, plans, opened, book=book, timeout=seconds)
+
+
+def _outputs(state: PlanState) -> SelectResult:
+    """Returns a plan's outputs, which all lie in regions: the server opens lanes over no others."""
+    return SelectResult(state.output.indices, state.output.values, state.kernel)
 
 
 def _failure(code: int) -> TopkdError:
