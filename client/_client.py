@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from topkd import _arrays, _empty, _flows, _region
 from topkd._base import ClientBase, PlanBase, batch_entries
+from topkd._closing import Closing
 from topkd._lane import Lane, open_lane
 from topkd._stream import SelectStream
 from topkd._types import Merge, Selection, SelectResult
@@ -14,8 +15,7 @@ from topkd.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
-    from typing import Self, Unpack
+    from typing import Unpack
 
     from topkd._region import Region
     from topkd._types import Array, MergeOptions, SelectOptions, ServerInfo, Wait
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Plan"]
 
 
-class Client(ClientBase):
+class Client(ClientBase, Closing):
     """A client of a topkd server, for use from any number of threads.
 
     The first call attaches; so does the first one after the session was lost, restoring registered memory and plans
@@ -247,16 +247,8 @@ class Client(ClientBase):
         """Ends the session; calls in flight raise. Arrays in session memory stay valid. Idempotent."""
         self._core.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Plan(PlanBase):
+class Plan(PlanBase, Closing):
     """A selection whose arguments are fixed. Made by `Client.plan`; usable as a context manager."""
 
     def run(self, *, timeout: float | None = None, wait: Wait = "stream") -> SelectResult:
@@ -272,11 +264,3 @@ class Plan(PlanBase):
     def lane(self, *, timeout: float | None = None) -> Lane:
         """Opens a lane for this plan alone. See `Client.lane`."""
         return open_lane(self._core, (self,), timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

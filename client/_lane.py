@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from topkd import _flows
 from topkd._arena import Stale
 from topkd._arrays import HOST
+from topkd._closing import Closing
 from topkd._lane_book import marks
 from topkd._options import check_seconds
 from topkd._types import SelectResult
@@ -37,8 +38,6 @@ from topkd.v1 import selection_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
-    from typing import Self
 
     from topkd._client import Plan
     from topkd._core import Core
@@ -56,7 +55,7 @@ _SPIN_S: Final = 200e-6
 _MODES: Final = {selection_pb2.LANE_MODE_POLLED: "polled", selection_pb2.LANE_MODE_ARMED: "armed"}
 
 
-class Lane:
+class Lane(Closing):
     """Plans that are called without a request. Made by `Plan.lane` and `Client.lane`; usable as a context manager.
 
     One thread, or one stream, calls it at a time. Every call writes its plan's outputs. A lane ends with its session,
@@ -244,14 +243,6 @@ class Lane:
         import torch
 
         return [self._stream, torch.cuda.current_stream(self._stream.device)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_stream") and not sys.is_finalizing():

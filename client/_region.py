@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from topkd import _arrays
 from topkd._arrays import HOST
+from topkd._closing import Closing
 from topkd._regions import Record
 from topkd._types import Shared
 from topkd.errors import RegionError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from topkd._arrays import View
     from topkd._core import Core
     from topkd._cuda import ForeignMemory
@@ -27,7 +25,7 @@ _VMM_REVISION: Final = 4
 """Of the protocol: servers since take descriptors of allocations."""
 
 
-class Region:
+class Region(Closing):
     """Memory that the server may read and write until the region is closed. Made by `Client.register`.
 
     Keeps its tensor alive until the server has acknowledged the release. Usable as a context manager.
@@ -61,14 +59,6 @@ class Region:
     def wait_released(self, timeout: float | None = None) -> bool:
         """Waits until the server can no longer touch the memory. Returns whether that is so."""
         return self._released.wait(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<topkd.Region: {'closed' if self.closed else self.shared}>"

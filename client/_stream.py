@@ -17,6 +17,7 @@ import grpc
 
 from topkd import _flows
 from topkd._base import batch_entries
+from topkd._closing import Closing
 from topkd._status import CallFailedError, Failure
 from topkd._types import Selection, SelectResult
 from topkd.errors import ClientClosedError
@@ -24,8 +25,7 @@ from topkd.v1 import selection_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
-    from typing import Self, Unpack
+    from typing import Unpack
 
     from topkd._client import Plan
     from topkd._core import Core
@@ -222,7 +222,7 @@ class Pending:
             self._flow.close()
 
 
-class SelectStream:
+class SelectStream(Closing):
     """One open stream to the server, for callers that call again and again. Made by `Client.stream`.
 
     Its calls are those of the client, in order; a thread pays about half for each. Usable from any number of threads
@@ -297,14 +297,6 @@ class SelectStream:
         with self._lock:
             self._closed = True
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _close_all(opened: list[Transport]) -> None:
