@@ -3,13 +3,13 @@
 Host side: the one variant and launching. The kernel, and why there is one, are in `answer_kernel`.
 """
 
-import threading
 from collections.abc import Callable
 
 import torch
 
 from ._cute_compile import arch_of, capability, device_index, load_or_compile
 from ._cute_flags import SPARE_CELLS
+from ._loaded import Loaded
 
 
 class Answer:
@@ -19,12 +19,11 @@ class Answer:
     oldest = (8, 0)
 
     def __init__(self) -> None:
-        self._compiled: dict[str, Callable[..., None]] = {}
-        self._lock = threading.Lock()
+        self._launchers = Loaded(self._load)
 
     def precompile(self, arch: str) -> None:
         """Load or compile the variant for an architecture such as "sm_90a"; needs no GPU."""
-        self._function(arch)
+        self._launchers(arch)
 
     def warm(self, device: torch.device) -> None:
         """Load or compile the variant and launch it once, so that the device has it."""
@@ -49,13 +48,8 @@ class Answer:
         """
         index = device_index(device)
         stream = torch._C._cuda_getCurrentRawStream(index)
-        self._function(arch_of(capability(index)))(spare, *words, stream)
+        self._launchers(arch_of(capability(index)))(spare, *words, stream)
 
-    def _function(self, arch: str) -> Callable[..., None]:
-        """Return the launcher, compiling it if it is cold."""
-        with self._lock:
-            function = self._compiled.get(arch)
-            if function is None:
-                recent = int(arch.removeprefix("sm_").rstrip("a")) >= 90
-                function = self._compiled[arch] = load_or_compile("answer_kernel", "Answer", (recent,), arch).function
-        return function
+    def _load(self, arch: str) -> Callable[..., None]:
+        recent = int(arch.removeprefix("sm_").rstrip("a")) >= 90
+        return load_or_compile("answer_kernel", "Answer", (recent,), arch).function

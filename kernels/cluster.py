@@ -6,7 +6,6 @@ are in docs/kernels/cluster.md.
 """
 
 import importlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from ._cute_launch import launch_arguments
 from ._devices import shared_bytes
 from ._errors import KernelUnavailableError
 from ._family import Job
+from ._loaded import Loaded
 from ._request import SelectRequest
 from ._validate import check_select
 
@@ -75,11 +75,10 @@ class ClusterFamily:
     oldest = (9, 0)
 
     def __init__(self) -> None:
-        self._compiled: dict[tuple[str, int, _Kind], Made] = {}
+        self._codes = Loaded(self._load)
         self._warm: set[tuple[int, Callable[..., None]]] = set()
-        self._launchers: dict[tuple[int, int, _Kind], _Launcher] = {}
+        self._launchers = Loaded(self._load_launcher)
         self._choices: dict[_Shape, Callable[..., None]] = {}
-        self._lock = threading.RLock()
 
     def unmet(self, request: SelectRequest) -> str | None:
         """Return the first condition that keeps this family from serving `request`, or None."""
@@ -88,7 +87,7 @@ class ClusterFamily:
     def precompile(self, arch: str) -> None:
         """Load or compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
         for size, kind in product(SIZES, KINDS):
-            self._code(arch, size, kind)
+            self._codes((arch, size, kind))
 
     def warm(self, request: SelectRequest) -> None:
         """Load or compile the request's variant, and launch it on scores of its own, so that the device has it too."""
@@ -170,7 +169,7 @@ class ClusterFamily:
 
     def _launcher(self, index: int, size: int, kind: _Kind) -> _Launcher:
         """Return a variant on a device, compiling it if it is cold."""
-        launcher = self._launchers.get((index, size, kind))
+        launcher = self._launchers.find((index, size, kind))
         if launcher is not None:
             return launcher
         if torch.cuda.is_current_stream_capturing():
@@ -180,24 +179,21 @@ class ClusterFamily:
                 f"group={group}, ordered={ordered}) yet, which cannot be done while the stream is being captured: warm "
                 "it by one call before the capture, or precompile it"
             )
-        with self._lock:
-            made = self._code(arch_of(capability(index)), size, kind)
-            if made.launch["shared_bytes"] > shared_bytes(capability(index)):
-                resident = 0
-            else:
-                resident = resident_clusters(made.binary, made.launch) if size > 1 else processors(index) * CTAS_AN_SM
-            return self._launchers.setdefault((index, size, kind), _Launcher(made.function, resident))
+        return self._launchers((index, size, kind))
 
-    def _code(self, arch: str, size: int, kind: _Kind) -> Made:
-        """Return a variant, loaded or compiled if it is cold."""
-        with self._lock:
-            made = self._compiled.get((arch, size, kind))
-            if made is None:
-                largest, dtype, *rest = kind
-                module, name, fact = KERNELS[dtype]
-                made = load_or_compile(module, name, (size, largest, fact, *rest), arch)
-                self._compiled[arch, size, kind] = made
-        return made
+    def _load_launcher(self, key: tuple[int, int, _Kind]) -> _Launcher:
+        index, size, kind = key
+        made = self._codes((arch_of(capability(index)), size, kind))
+        if made.launch["shared_bytes"] > shared_bytes(capability(index)):
+            resident = 0
+        else:
+            resident = resident_clusters(made.binary, made.launch) if size > 1 else processors(index) * CTAS_AN_SM
+        return _Launcher(made.function, resident)
+
+    def _load(self, variant: tuple[str, int, _Kind]) -> Made:
+        arch, size, (largest, dtype, *rest) = variant
+        module, name, fact = KERNELS[dtype]
+        return load_or_compile(module, name, (size, largest, fact, *rest), arch)
 
 
 def _shape(request: SelectRequest, index: int) -> _Shape:

@@ -4,13 +4,13 @@ Host side: what it serves, its six variants (three dtypes of scores, two of indi
 works are in `merge_kernel`; figures are in docs/kernels/merge.md.
 """
 
-import threading
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ._cute_compile import arch_of, capability, device_index, failure, load_or_compile, unmet_device
+from ._loaded import Loaded
 from ._request import MergeRequest
 
 MAX_K = 4096
@@ -30,8 +30,7 @@ class MergeKernel:
     oldest = (8, 0)
 
     def __init__(self) -> None:
-        self._compiled: dict[_Variant, Callable[..., None]] = {}
-        self._lock = threading.Lock()
+        self._launchers = Loaded(self._load)
 
     def unmet(self, request: MergeRequest) -> str | None:
         """Return the first condition that keeps the kernel from serving `request`, or None."""
@@ -48,7 +47,7 @@ class MergeKernel:
         """Load or compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
         for dtype in _DTYPES.values():
             for wide in (False, True):
-                self._function((arch, dtype, wide))
+                self._launchers((arch, dtype, wide))
 
     def prepare(self, request: MergeRequest) -> None:
         """Load or compile the request's variant, if it is cold.
@@ -59,14 +58,14 @@ class MergeKernel:
         """
         index = device_index(request.values.device)
         variant = _variant(request, index)
-        if variant not in self._compiled:
+        if self._launchers.find(variant) is None:
             with torch.cuda.device(index):
                 if torch.cuda.is_current_stream_capturing():
                     raise RuntimeError(
                         f"merge_topk has not compiled its variant {variant} yet, which cannot be done while the stream "
                         "is being captured: warm it by one call before the capture, or precompile it"
                     )
-            self._function(variant)
+            self._launchers(variant)
 
     def run(self, request: MergeRequest, indices: Tensor, values: Tensor) -> None:
         """Launch a merge that was prepared, on the current stream of its device.
@@ -87,19 +86,13 @@ class MergeKernel:
 
     def _launch(self, request: MergeRequest, out: tuple[Tensor, Tensor], index: int) -> None:
         """Launch on the current device, which is number `index`."""
-        function = self._compiled[_variant(request, index)]
+        function = self._launchers(_variant(request, index))
         stream = torch._C._cuda_getCurrentRawStream(index)  # the handle alone; current_stream would build an object
         function(*merge_arguments(request, *out), stream)
 
-    def _function(self, variant: _Variant) -> Callable[..., None]:
-        """Return the launcher of a variant, compiling it if it is cold."""
-        with self._lock:
-            function = self._compiled.get(variant)
-            if function is None:
-                arch, dtype, wide = variant
-                function = load_or_compile("merge_kernel", "Merge", (dtype, wide), arch).function
-                self._compiled[variant] = function
-        return function
+    def _load(self, variant: _Variant) -> Callable[..., None]:
+        arch, dtype, wide = variant
+        return load_or_compile("merge_kernel", "Merge", (dtype, wide), arch).function
 
 
 def merge_arguments(request: MergeRequest, indices: Tensor, values: Tensor) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ which of them a launch takes, launching. The kernel and how it works are in `rad
 docs/kernels/radix_register.md. The `small` family is the same code with CTAs of 256 threads.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -14,6 +13,7 @@ import torch
 from ._cute_compile import arch_of, capability, device_index, load_or_compile, unmet_device
 from ._cute_launch import launch_arguments
 from ._family import Job
+from ._loaded import Loaded
 from ._request import SelectRequest
 from ._validate import check_select
 from .radix_register_shape import LIST_CAPACITY, VECTOR, Shape
@@ -51,10 +51,9 @@ class RadixRegisterFamily:
     """By bytes of a score, the smallest first."""
 
     def __init__(self) -> None:
-        self._compiled: dict[Variant, Callable[..., None]] = {}
+        self._launchers = Loaded(self._load)
         self._warm: set[tuple[int, Variant]] = set()
         self._choices: dict[tuple[int, torch.dtype, bool, int], Callable[..., None]] = {}
-        self._lock = threading.Lock()
 
     def unmet(self, request: SelectRequest) -> str | None:
         """Return the first condition that keeps this family from serving `request`, or None."""
@@ -74,7 +73,7 @@ class RadixRegisterFamily:
         for dtype, name in _DTYPES.items():
             for grouped in (False, True):
                 for shape in self.shapes[dtype.itemsize]:
-                    self._function(Variant(arch, name, grouped, shape))
+                    self._launchers(Variant(arch, name, grouped, shape))
 
     def warm(self, request: SelectRequest) -> None:
         """Load or compile the request's variant, and launch it on scores of its own, so that the device has it too."""
@@ -90,7 +89,7 @@ class RadixRegisterFamily:
         small = check_select(scores, 1, group=2 if variant.grouped else 1)
         job = Job(small, torch.empty(1, 1, dtype=torch.int32, device=scores.device), None)
         with torch.cuda.device(index):
-            function = self._function(variant)
+            function = self._launchers(variant)
             function(*arguments_of(job), 0, torch._C._cuda_getCurrentRawStream(index))
         self._warm.add((index, variant))
 
@@ -127,14 +126,14 @@ class RadixRegisterFamily:
     def _choose(self, request: SelectRequest, key: tuple[int, torch.dtype, bool, int]) -> Callable[..., None]:
         """Return the launcher of a request's variant, compiling it if it is cold, and remember it."""
         variant = self.variant(request, key[0])
-        if variant not in self._compiled and torch.cuda.is_current_stream_capturing():
+        if self._launchers.find(variant) is None and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"kernel family {self.name!r} has not compiled its variant {variant} yet, which cannot be done "
                 "while the stream is being captured: warm it by one call before the capture, or precompile it"
             )
         if len(self._choices) >= MOST_CHOICES:
             self._choices.clear()
-        function = self._choices[key] = self._function(variant)
+        function = self._choices[key] = self._launchers(variant)
         return function
 
     def variant(self, request: SelectRequest, index: int) -> Variant:
@@ -148,14 +147,8 @@ class RadixRegisterFamily:
         shape = next(one for one in shapes if one.threads * one.vectors >= needed)
         return Variant(arch, _DTYPES[request.input.dtype], request.group > 1 and not request.pooled, shape)
 
-    def _function(self, variant: Variant) -> Callable[..., None]:
-        """Return the launcher of a variant, compiling it if it is cold."""
-        with self._lock:
-            function = self._compiled.get(variant)
-            if function is None:
-                function = load_or_compile(*self.module, facts_of(variant), variant.arch).function
-                self._compiled[variant] = function
-        return function
+    def _load(self, variant: Variant) -> Callable[..., None]:
+        return load_or_compile(*self.module, facts_of(variant), variant.arch).function
 
 
 def facts_of(variant: Variant) -> tuple[str, bool, int, int, bool]:

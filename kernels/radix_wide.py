@@ -4,7 +4,6 @@ Host side: what the family serves, its six variants (three dtypes, with and with
 The kernel and how it works are in `radix_wide_kernel`; figures are in docs/kernels/radix_wide.md.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -13,6 +12,7 @@ import torch
 from ._cute_compile import arch_of, capability, device_index, load_or_compile, unmet_device
 from ._cute_launch import launches
 from ._family import Job
+from ._loaded import Loaded
 from ._request import SelectRequest
 from ._validate import check_select
 
@@ -35,9 +35,8 @@ class RadixWideFamily:
     """Scores of a row that warms a variant."""
 
     def __init__(self) -> None:
-        self._compiled: dict[_Variant, Callable[..., None]] = {}
+        self._launchers = Loaded(self._load)
         self._warm: set[tuple[int, _Variant]] = set()
-        self._lock = threading.Lock()
 
     def unmet(self, request: SelectRequest) -> str | None:
         """Return the first condition that keeps this family from serving `request`, or None."""
@@ -53,7 +52,7 @@ class RadixWideFamily:
         """Load or compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
         for dtype in DTYPES.values():
             for grouped in (False, True):
-                self._function((arch, dtype, grouped))
+                self._launchers((arch, dtype, grouped))
 
     def warm(self, request: SelectRequest) -> None:
         """Load or compile the request's variant, and launch it on scores of its own, so that the device has it too."""
@@ -88,14 +87,14 @@ class RadixWideFamily:
     def _launch(self, jobs: Sequence[Job], index: int) -> None:
         """Launch jobs on the current device, which is number `index`."""
         variant = _variant(jobs[0].request, index)
-        function = self._compiled.get(variant)
+        function = self._launchers.find(variant)
         if function is None:
             if torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
                     f"kernel family {self.name!r} has not compiled its variant {variant} yet, which cannot be done "
                     "while the stream is being captured: warm it by one call before the capture, or precompile it"
                 )
-            function = self._function(variant)
+            function = self._launchers(variant)
         self._enqueue(function, jobs, index)
 
     def _enqueue(self, function: Callable[..., None], jobs: Sequence[Job], index: int) -> None:
@@ -104,15 +103,9 @@ class RadixWideFamily:
         for arguments, _table in launches(jobs):
             function(*arguments, stream)
 
-    def _function(self, variant: _Variant) -> Callable[..., None]:
-        """Return the launcher of a variant, compiling it if it is cold."""
-        with self._lock:
-            function = self._compiled.get(variant)
-            if function is None:
-                arch, dtype, grouped = variant
-                function = load_or_compile(*self.module, (dtype, grouped), arch).function
-                self._compiled[variant] = function
-        return function
+    def _load(self, variant: _Variant) -> Callable[..., None]:
+        arch, dtype, grouped = variant
+        return load_or_compile(*self.module, (dtype, grouped), arch).function
 
 
 def _variant(request: SelectRequest, index: int) -> _Variant:

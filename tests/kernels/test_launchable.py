@@ -16,6 +16,7 @@ from topkd.kernels._cute_compile import Made
 from topkd.kernels._cute_key import Variant
 from topkd.kernels._devices import LEAST_SHARED_BYTES, shared_bytes
 from topkd.kernels._errors import KernelUnavailableError
+from topkd.kernels._loaded import Loaded
 from topkd.kernels._precompile import ARCHITECTURES
 from topkd.kernels.cluster import SIZES, ClusterFamily
 
@@ -73,12 +74,13 @@ def family_on(
     """Returns a cluster family on a device that is not there, with variants that take so much."""
     family = ClusterFamily()
 
-    def code(_: str, size: int, kind: Any) -> Made:
+    def code(variant: tuple[str, int, Any]) -> Made:
+        _, size, kind = variant
         function: Any = (size, kind)
         launch = {"shared_bytes": shared[size], "cluster": size, "threads": 512}
         return Made(Variant("cluster_kernel", "", (), ""), function, b"", launch, "cache", 0.0, 0)
 
-    monkeypatch.setattr(family, "_code", code)
+    monkeypatch.setattr(family, "_codes", Loaded(code))
     monkeypatch.setattr(cluster, "capability", lambda _: found)
     monkeypatch.setattr(cluster, "processors", lambda _: 132)
     monkeypatch.setattr(cluster, "resident_clusters", lambda _, launch: resident[launch["cluster"]])
