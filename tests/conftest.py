@@ -184,6 +184,15 @@ def start_server() -> Iterator[StartServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture
+def page() -> Iterator[int]:
+    """A session's page of words."""
+    fd = os.memfd_create("words")
+    os.ftruncate(fd, 4096)
+    yield fd
+    os.close(fd)
+
+
 @pytest.fixture(scope="session")
 def server(start_server: StartServer) -> Server:
     """The server on CPU tensors that most tests share; do not harm it."""

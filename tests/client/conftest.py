@@ -15,15 +15,6 @@ import topkd
 from tests.conftest import Server, StartServer
 
 
-@pytest.fixture
-def page() -> Iterator[int]:
-    """A session's page of words."""
-    fd = os.memfd_create("words")
-    os.ftruncate(fd, 4096)
-    yield fd
-    os.close(fd)
-
-
 class Harmed:
     """A server with a queue of one, to be killed and started again on the same directory."""
 

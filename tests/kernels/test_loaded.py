@@ -42,7 +42,11 @@ def test_threads_that_ask_together_load_once() -> None:
 
 def test_what_was_loaded_waits_for_no_other_variant() -> None:
     go = threading.Event()
-    loaded = Loaded(lambda variant: variant == "quick" or go.wait(30))
+
+    def load(variant: str) -> bool:
+        return variant == "quick" or go.wait(30)
+
+    loaded = Loaded(load)
     loaded("quick")
     slow = threading.Thread(target=loaded, args=("slow",))
     slow.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -88,15 +87,12 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    fd = os.memfd_create("words")
-    os.ftruncate(fd, 4096)
-    made = World(fd)
+def world(page: int) -> Iterator[World]:
+    made = World(page)
     yield made
     for slot in made.slots:
         slot.go.set()
     made.lanes.close_all(0.1)
-    os.close(fd)
 
 
 @pytest.mark.parametrize("where", ["thread", "stream"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -142,11 +141,8 @@ class Handed:
 class Worker:
     """Lanes over acted rounds, and a caller."""
 
-    def __init__(self, most: int = 2) -> None:
-        fd = os.memfd_create("words")
-        os.ftruncate(fd, 4096)
-        self.words, self.theirs = Words(fd), Words(fd)
-        os.close(fd)
+    def __init__(self, page: int, most: int = 2) -> None:
+        self.words, self.theirs = Words(page), Words(page)
         self.plans = dict(PLANS)
         self.device = Device()
         self.queue = TurnQueue()
@@ -179,8 +175,8 @@ class Worker:
 
 
 @pytest.fixture
-def worker() -> Iterator[Worker]:
-    made = Worker()
+def worker(page: int) -> Iterator[Worker]:
+    made = Worker(page)
     yield made
     made.lanes.close_all(1)
 

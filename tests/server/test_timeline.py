@@ -1,6 +1,5 @@
 """Time-outs and order of ordered calls, on slots that stand in for streams of a GPU."""
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -113,15 +112,12 @@ def ordering(slot: int, ready: int, done: int, timeout_ms: int = 10_000) -> Any:
 
 
 @pytest.fixture
-def ordered() -> Iterator[Ordered]:
-    fd = os.memfd_create("words")
-    os.ftruncate(fd, 4096)
-    made = Ordered(fd)
+def ordered(page: int) -> Iterator[Ordered]:
+    made = Ordered(page)
     yield made
     for stream in made.streams:
         stream.hold.set()
     made.timeline.close()
-    os.close(fd)
 
 
 def test_a_late_call_is_given_up_although_the_driver_holds_everybody_up(ordered: Ordered) -> None:
