@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from topkd.kernels import select_topk, supports
@@ -17,6 +18,15 @@ FORMS: tuple[dict[str, Any], ...] = (
     {"order": "value", "ties": "lowest", "values": True},
 )
 POISON = -77
+
+
+def skip_unless_served(kernel: str, width: int = 8) -> None:
+    """Skips where there is no CUDA device, or none that a family serves rows of so many scores on."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    unmet = supports(kernel, torch.zeros(1, width, device="cuda"), 2)
+    if unmet is not None:
+        pytest.skip(unmet)
 
 
 def forms_of(kernel: str, scores: torch.Tensor, k: int, **options: Any) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.agree import DTYPES, agrees, forms_of
+from tests.gpu.agree import DTYPES, agrees, forms_of, skip_unless_served
 from topkd.kernels import _dispatch, merge_topk, run_select, select_topk, supports, validate_select
 from topkd.kernels._family import Job
 from topkd.kernels.cluster import MAX_K, SIZES, ClusterFamily
@@ -31,11 +31,7 @@ MOST = {"small": SmallFamily.most, "radix_register": RadixRegisterFamily.most}
 
 @pytest.fixture(autouse=True)
 def served() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    unmet = supports("radix_wide", torch.zeros(1, 8, device="cuda"), 2)
-    if unmet is not None:
-        pytest.skip(unmet)
+    skip_unless_served("radix_wide")
     torch.manual_seed(7)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.gpu.agree import skip_unless_served
 from topkd.kernels import _dispatch, kernels, plan, select_topk, supports
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
@@ -17,11 +18,7 @@ FAMILIES = [family.name for family in _dispatch.families() if family.capturable]
 
 @pytest.fixture(autouse=True)
 def served() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    unmet = supports("radix_wide", torch.zeros(1, 8, device="cuda"), 2)
-    if unmet is not None:
-        pytest.skip(unmet)
+    skip_unless_served("radix_wide")
 
 
 def want(scores: torch.Tensor, k: int, **options: Any) -> torch.Tensor:

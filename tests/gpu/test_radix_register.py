@@ -12,9 +12,10 @@ import torch
 from tests.case import Case
 from tests.conformance.backends import Backend, InProcess
 from tests.conformance.directed import directed
+from tests.gpu.agree import skip_unless_served
 from tests.oracle import check
 from tests.patterns import FILLS, fill
-from topkd.kernels import _dispatch, select_topk, supports, validate_select
+from topkd.kernels import _dispatch, select_topk, validate_select
 from topkd.kernels._family import Job
 from topkd.kernels.radix_register import RadixRegisterFamily
 from topkd.kernels.small import SmallFamily
@@ -27,11 +28,7 @@ FAMILIES = {"radix_register": RadixRegisterFamily, "small": SmallFamily}
 
 @pytest.fixture(autouse=True)
 def served() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    unmet = supports("radix_register", torch.zeros(1, 8, device="cuda"), 2)
-    if unmet is not None:
-        pytest.skip(unmet)
+    skip_unless_served("radix_register")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from topkd.kernels import _dispatch, select_topk, supports
+from tests.gpu.agree import skip_unless_served
+from topkd.kernels import _dispatch, select_topk
 from topkd.kernels.radix_wide import RadixWideFamily
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -15,11 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 @pytest.fixture(autouse=True)
 def served() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    unmet = supports("radix_wide", torch.zeros(1, 8, device="cuda"), 2)
-    if unmet is not None:
-        pytest.skip(unmet)
+    skip_unless_served("radix_wide")
 
 
 def both(scores: torch.Tensor, k: int, **options: Any) -> None:

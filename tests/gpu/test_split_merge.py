@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from topkd.kernels import _dispatch, run_select_batch, select_topk, supports, validate_select
+from tests.gpu.agree import skip_unless_served
+from topkd.kernels import _dispatch, run_select_batch, select_topk, validate_select
 from topkd.kernels.split_merge import SplitMergeFamily
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -15,11 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 @pytest.fixture(autouse=True)
 def served() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    unmet = supports("split_merge", torch.zeros(1, 256, device="cuda"), 2)
-    if unmet is not None:
-        pytest.skip(unmet)
+    skip_unless_served("split_merge", 256)
 
 
 def both(scores: torch.Tensor, k: int, **options: Any) -> None:
