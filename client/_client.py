@@ -188,6 +188,7 @@ class Client(ClientBase, Closing):
             timeout: Seconds that a call may take; None for the client's. A lane of which one takes longer is broken.
 
         Raises:
+            ArgumentError: There is no plan, or one of them is none of this client's.
             RegionError: The session shares no memory (TCP), the server has no lanes, or no watchdog can be started.
             ResourceExhaustedError: As many lanes as may be are open.
 

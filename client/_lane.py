@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from topkd import _flows
 from topkd._arena import Stale
 from topkd._arrays import HOST
+from topkd._base import PlanBase
 from topkd._closing import Closing
 from topkd._lane_book import marks
 from topkd._options import check_seconds
@@ -24,6 +25,7 @@ from topkd._types import SelectResult
 from topkd._watchdog import LATE
 from topkd._words import CLIENT_BELL, FIRST_LANE, WORKER_BELL
 from topkd.errors import (
+    ArgumentTypeError,
     ArgumentValueError,
     ClientClosedError,
     DeadlineExceededError,
@@ -185,15 +187,19 @@ class Lane(Closing):
             self._check_usable()
             if self._stream is not None:
                 self._stream.synchronize()
-            self._words.set_done(self.line, 0)
-            self._words.set_ready(self.line, place + 1)
-            self._words.ring(CLIENT_BELL)
-            if not self._wait(seconds):
+            until = time.monotonic() + seconds
+            came = self._wait(until)  # a call that was interrupted may be under way: its end would pass for this one's
+            if came:
+                self._words.set_done(self.line, 0)
+                self._words.set_ready(self.line, place + 1)
+                self._words.ring(CLIENT_BELL)
+                came = self._wait(until)
+            if not came:
                 self._words.set_end(self.line, LATE)
         self.check()
         return _outputs(state)
 
-    def _wait(self, timeout: float) -> bool:
+    def _wait(self, until: float) -> bool:
         """Waits for the done word, or for the session's loss; says whether either came in time."""
         started = time.monotonic()
         while time.monotonic() - started < _SPIN_S:
@@ -203,7 +209,7 @@ class Lane(Closing):
             seen = self._words.bell(WORKER_BELL)
             if self._words.done(self.line) or self._book.lost is not None:
                 return True
-            left = started + timeout - time.monotonic()
+            left = until - time.monotonic()
             if left <= 0:
                 return False
             self._words.wait(WORKER_BELL, seen, min(left, 0.02 if self._session.memory_device == HOST else 100e-6))
@@ -224,7 +230,7 @@ class Lane(Closing):
             raise _failure(found.code)
 
     def close(self) -> None:
-        """Gives the lane up, in the background, once the calls that are in its stream are over. Idempotent.
+        """Gives the lane up, in the background, once calls of other threads and in its stream are over. Idempotent.
 
         Graphs with calls of it must not be replayed any more; replays on streams other than this thread's current one
         must be over.
@@ -234,7 +240,9 @@ class Lane(Closing):
         self.closed = True
         events = marks(self._streams())
         self._book.begin_close()
-        self._core.reaper.close_lane(self._session, self.line, self._book, events=events, held=self._plans)
+        self._core.reaper.close_lane(
+            self._session, self.line, self._book, busy=self._lock.locked, events=events, held=self._plans
+        )
 
     def _streams(self) -> list[Any]:
         """Returns the stream of the last call, and the current one, where a graph may have been replayed."""
@@ -256,11 +264,21 @@ def open_lane(core: Core, plans: Sequence[Plan], timeout: float | None) -> Lane:
     """Opens a lane over plans. Blocks.
 
     Raises:
+        ArgumentTypeError: One of them is no plan.
+        ArgumentValueError: There is none, or one is of another client, whose sessions are not this one's.
         RegionError: The session has no words (TCP), the server no lanes, or the watchdog cannot be started.
         ResourceExhaustedError: As many lanes as may be are open.
     """
     if not plans:
         raise ArgumentValueError("a lane needs a plan", argument="plans")
+    for place, plan in enumerate(plans):
+        name = f"plans[{place}]"
+        if not isinstance(plan, PlanBase):
+            raise ArgumentTypeError(
+                f"{name} must be a plan of this client, not {type(plan).__name__}", argument="plans"
+            )
+        if plan._core is not core:
+            raise ArgumentValueError(f"{name} is a plan of another client; allowed are this one's", argument="plans")
     seconds = core.options.timeout if timeout is None else check_seconds("timeout", timeout)
     if not seconds:
         raise ArgumentValueError("timeout is 0; it must be above 0 seconds", argument="timeout")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from topkd._lane_book import come
 from topkd._words import FIRST_LANE
-from topkd.errors import TopkdError
+from topkd.errors import DeadlineExceededError, TopkdError
 from topkd.v1 import selection_pb2
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ __all__ = ["Reaper"]
 
 _log = logging.getLogger("topkd")
 _LOOK_S: Final = 0.005
+_HALTED_S: Final = 86400.0
+"""That a worker may be halted: a lane that it is not told to close has its place until the session ends."""
 
 
 class Reaper:
@@ -77,19 +79,29 @@ class Reaper:
         if not self._stopped:
             self._queue.put(work)
 
-    def close_lane(self, session: Session, line: int, book: LaneBook, *, events: Sequence[Any], held: Any) -> None:
-        """Closes a lane of a session once its stream has come to some events.
+    def close_lane(
+        self,
+        session: Session,
+        line: int,
+        book: LaneBook,
+        *,
+        busy: Callable[[], bool],
+        events: Sequence[Any],
+        held: Any,
+    ) -> None:
+        """Closes a lane of a session once no thread waits for a call and its stream has come to some events.
 
         Args:
             session: The lane's.
             line: The lane's.
             book: Told when nothing waits for the lane any more, and when it is closed.
+            busy: Says whether a thread calls the lane.
             events: Of torch.
             held: What calls of the lane write to: let go when the server has answered.
         """
 
         def work(pool: Pool) -> None:
-            if events and not come(events):
+            if busy() or (events and not come(events)):
                 time.sleep(_LOOK_S)
                 self._queue.put(work)
                 return
@@ -98,7 +110,10 @@ class Reaper:
                 if session.lost:
                     pool.keep_for_a_while(held)
                 else:
-                    session.call(session.close_lane, selection_pb2.CloseLaneRequest(lane=line - FIRST_LANE), 30.0)
+                    request = selection_pb2.CloseLaneRequest(lane=line - FIRST_LANE)
+                    session.call(session.close_lane, request, _HALTED_S)
+            except DeadlineExceededError:  # the server's own: the lane is closed, and its last call still runs
+                session.unreleased.append(held)
             finally:
                 book.end_close()
 

@@ -30,6 +30,7 @@ import torch
 
 from topkd import _codec, kernels
 from topkd._client import Client, Plan
+from topkd._lane import Lane
 from topkd._types import Selection, SelectResult
 from topkd.errors import ArgumentTypeError, ArgumentValueError, ClientClosedError
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Unpack
 
-    from topkd._lane import Lane
     from topkd._types import SelectOptions
 
 __all__ = ["ClientOperator", "PlanOperator"]
@@ -85,7 +85,7 @@ class PlanOperator:
             lane: One that the plan belongs to; calls go by it. With CPU tensors each waits for its end.
 
         Raises:
-            ArgumentTypeError: It is no plan of a `Client`, or its tensors are numpy's.
+            ArgumentTypeError: It is no plan of a `Client`, its tensors are numpy's, or the lane is none.
             ArgumentValueError: The plan is none of the lane's.
         """
         import torch._dynamo
@@ -93,6 +93,8 @@ class PlanOperator:
         if not isinstance(plan, Plan):
             raise ArgumentTypeError(f"plan must be a topkd.Plan, not {type(plan).__name__}", argument="plan")
         if lane is not None:
+            if not isinstance(lane, Lane):
+                raise ArgumentTypeError(f"lane must be a topkd.Lane, not {type(lane).__name__}", argument="lane")
             lane.check_plan(plan)
         selection = plan._state.selection
         named = {name: getattr(selection, name) for name in (*_codec.SELECTION_TENSORS, "out_indices", "out_values")}
@@ -116,7 +118,7 @@ class PlanOperator:
             **tensors: By the names of `inputs`: copied to the plan's tensors first, without a copy in between.
 
         Raises:
-            ArgumentTypeError: A name that the plan has no tensor for, or another dtype than its tensor's.
+            ArgumentTypeError: A name that the plan has no tensor for, no tensor, or another dtype than its tensor's.
             ArgumentValueError: Another shape or device than the plan's tensor has.
             TopkdError: As `Plan.run`, or as a call of the lane.
         """
@@ -130,10 +132,11 @@ class PlanOperator:
         return SelectResult(outputs[0], outputs[1] if len(outputs) > 1 else None, self._kernel)
 
     def _run(self, tensors: dict[str, torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        for name in tensors:
+        for name, tensor in tensors.items():
             if name not in self._names:
                 text = f"{name} is no tensor of the plan; it has {', '.join(self._names)}"
                 raise ArgumentTypeError(text, argument=name)
+            _check_tensor(name, tensor)
         given = [tensors.get(name, mine) for name, mine in self.inputs.items()]
         places = [place for place, name in enumerate(self._names) if name in tensors]
         written = [self._memory[place] for place in places]
@@ -175,6 +178,11 @@ class PlanOperator:
             self._lane.call_host(self._plan)
 
 
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentTypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}", argument=name)
+
+
 def _torch_only(array: Any) -> torch.Tensor:
     if not isinstance(array, torch.Tensor):
         text = "the plan's arrays are numpy's: plan tensors (client.empty with a torch dtype)"
@@ -207,7 +215,9 @@ class ClientOperator:
         Raises:
             TopkdError: As `Client.select_topk`; while the graph is traced, `topkd.kernels`' classes for arguments.
         """
-        arguments = {**_DEFAULTS, **options}
+        arguments: dict[str, Any] = {**_DEFAULTS, **options}
+        if not torch.compiler.is_compiling():
+            _check_options(Selection(input, k, **arguments))
         arguments["family"] = arguments.pop("kernel")
         indices, values = arguments.pop("out_indices"), arguments.pop("out_values")
         found: Any
@@ -226,6 +236,18 @@ class ClientOperator:
         """Does a call of a graph's."""
         result: Any = self._client.select_topk(**arguments)
         return [result.indices] if result.values is None else [result.indices, result.values]
+
+
+def _check_options(selection: Selection) -> None:
+    """Raises for what the dispatcher would refuse by its own texts, or take for something else."""
+    for name in (*_codec.SELECTION_TENSORS, "out_indices", "out_values"):
+        tensor = getattr(selection, name)
+        if tensor is not None or name == "input":
+            _check_tensor(name, tensor)
+    if not isinstance(selection.index_dtype, torch.dtype):
+        text = f"index_dtype must be a torch.dtype, not {type(selection.index_dtype).__name__}"
+        raise ArgumentTypeError(text, argument="index_dtype")
+    _codec.selection_message(selection)
 
 
 _DEFAULTS: dict[str, Any] = {

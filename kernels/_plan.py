@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import _env
+from ._check import check_bool
 from ._cute_compile import capability
 from ._dispatch import choose, families, run_select, validate_select, warm_select
 from ._errors import value_error
@@ -66,7 +67,8 @@ class SelectPlan:
         Raises:
             RuntimeError: the plan is closed; or the kernel cannot be captured, and the current stream is.
         """
-        if self._graph is None or self._index != torch._C._cuda_getDevice():
+        graph = self._graph  # held to the end of the launch: another thread may close the plan
+        if graph is None or self._index != torch._C._cuda_getDevice():
             return self._run_otherwise()
         if torch.cuda.is_current_stream_capturing():
             run_select(self._open().request)
@@ -85,11 +87,12 @@ class SelectPlan:
         if self._graph is not None:
             with torch.cuda.device(self._index):
                 return self.run()
-        if self._dependent is None or not job.request.rows:
+        dependent = self._dependent
+        if dependent is None or not job.request.rows:
             run_select(job.request)
             return self.result
         with torch.cuda.device(self._index):
-            self._dependent.run([job], dependent=True)
+            dependent.run([job], dependent=True)
         return self.result
 
     def _launch_again(self, status: int) -> None:
@@ -155,6 +158,7 @@ def plan(input: Tensor, k: int, *, dependent: bool = False, **options: Any) -> S
         >>> selection.run().indices.tolist()
         [[2]]
     """
+    check_bool("dependent", dependent)
     request = validate_select(input, k, **options)
     if request.input.device.type != "cuda":
         return _plan(request, dependent)

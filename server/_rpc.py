@@ -180,7 +180,7 @@ class SelectionService:
         """Waits for the turn; the caller is still there when it has it."""
         remaining = context.time_remaining()
         self.queue.enter(session.account, remaining, context.add_callback)
-        if context.is_active() and (remaining is None or context.time_remaining() > 0):
+        if _waited_for(context):
             self._backend.enter_thread()
             return
         self.queue.leave(session.account)
@@ -328,8 +328,9 @@ class SelectionService:
         words = session.words
         if words is None:
             raise DeviceMismatchError("sessions over TCP share no memory, so they have no lanes", field="plan_ids")
-        if not plan_ids:
-            raise FieldError("a lane needs a plan", field="plan_ids")
+        if not 1 <= len(plan_ids) <= self._limits.max_plans:
+            text = f"a lane of {len(plan_ids)} plans; 1 .. {self._limits.max_plans} (max_plans) are allowed"
+            raise FieldError(text, field="plan_ids")
         self._enter(session, context)
         try:
             for place, plan_id in enumerate(plan_ids):
@@ -347,6 +348,9 @@ class SelectionService:
                 better = self._backend.open_dispatches(words, polled, self.queue, self._metrics, self._log)
                 session.lanes = Lanes(words, slots, session.lane_batch, [*better, polled], self._metrics)
             opened = session.lanes.open(plan_ids)
+            if not _waited_for(context):
+                session.lanes.close(opened.number, 0.0)
+                raise CallCancelledError("cancelled before the lane was open; it is closed again")
         finally:
             self.queue.leave(session.account)
         reply = selection_pb2.OpenLaneResponse(lane=opened.number, mode=opened.mode, reason=opened.reason)
@@ -383,6 +387,12 @@ class SelectionService:
         remaining = context.time_remaining()
         session.close_region(region, _LONGEST_SETTLE_S if remaining is None else min(remaining, _LONGEST_SETTLE_S))
         return b""
+
+
+def _waited_for(context: Context) -> bool:
+    """Says whether the caller is still there, and its deadline to come."""
+    remaining = context.time_remaining()
+    return context.is_active() and (remaining is None or remaining > 0)
 
 
 def _parse(kind: Any, message: bytes) -> Any:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import topkd
+from tests.conftest import Server
+from topkd._reaper import Reaper
 
 
 @pytest.fixture
@@ -118,6 +121,114 @@ def test_threads_share_a_lane(client: topkd.Client, scores: Any) -> None:
         for thread in threads:
             thread.join(60)
     assert wrong == []
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "plan", [], topkd.Selection(np.zeros((1, 1), np.float32), 1)])
+def test_a_lane_is_over_plans(client: topkd.Client, scores: Any, wrong: Any) -> None:
+    with client.plan(scores, 1) as plan, pytest.raises(topkd.ArgumentTypeError, match=r"plans\[1\]") as caught:
+        client.lane(plan, wrong)
+    assert caught.value.argument == "plans"
+    with pytest.raises(topkd.ArgumentValueError, match="a plan"):
+        client.lane()
+
+
+def test_a_plan_of_another_client_is_told_at_once(client: topkd.Client, server: Server, scores: Any) -> None:
+    with topkd.Client(server.socket_dir) as other, client.plan(scores, 1) as plan:
+        started = time.monotonic()
+        with pytest.raises(topkd.ArgumentValueError, match=r"plans\[0\] is a plan of another client"):
+            other.lane(plan)
+        assert time.monotonic() - started < 1.0
+
+
+def test_more_plans_than_there_can_be_are_refused(client: topkd.Client, scores: Any) -> None:
+    most = client.info().limits.max_plans
+    with client.plan(scores, 1) as plan:
+        client.lane(*[plan] * most).close()
+        with pytest.raises(topkd.ArgumentValueError, match="max_plans") as caught:
+            client.lane(*[plan] * (most + 1))
+    assert caught.value.argument == "plan_ids"
+
+
+def test_a_lane_that_is_closed_during_a_call_answers_it(
+    client: topkd.Client, scores: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client.plan(scores, 1) as plan:
+        lane = plan.lane(timeout=5.0)
+        store = lane._words.set_ready
+
+        def close_first(line: int, value: int) -> None:
+            lane.close()  # as another thread may
+            time.sleep(0.3)
+            store(line, value)
+
+        monkeypatch.setattr(lane._words, "set_ready", close_first)
+        assert lane.call_host().indices.tolist() == [[7], [7]]
+        with pytest.raises(topkd.ClientClosedError):
+            lane.call_host()
+
+
+def test_a_call_after_one_that_was_interrupted_waits_for_its_own_end(
+    client: topkd.Client, scores: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        client.plan(scores, 1) as plan,
+        client.plan(long_scores(client), K) as long,
+        client.lane(plan, long) as lane,
+    ):
+
+        def interrupt(*_: object) -> None:
+            while lane._words.ready(lane.line):  # the worker takes it
+                time.sleep(0)
+            raise KeyboardInterrupt
+
+        outputs = plan._state.output.indices
+        for _ in range(3):
+            outputs[:] = -1
+            with monkeypatch.context() as patch:
+                patch.setattr(lane._words, "wait", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    lane.call_host(long)
+            assert lane.call_host(plan).indices.tolist() == [[7], [7]]
+
+
+def test_a_lane_whose_last_call_does_not_end_keeps_its_outputs() -> None:
+    held, seen = object(), threading.Event()
+
+    class Session:
+        lost, close_lane = False, None
+        unreleased: ClassVar[list[object]] = []
+
+        def call(self, method: object, request: object, timeout: float) -> None:
+            assert timeout > 3600  # a halted worker that goes on later is still told
+            raise topkd.DeadlineExceededError("the lane's last call is not over")
+
+    class Book:
+        guard = SimpleNamespace(forget=lambda line: None)
+        end_close = staticmethod(seen.set)
+
+    class Owner:
+        pass
+
+    session: Any = Session()
+    owner: Any = Owner()
+    reaper = Reaper(owner)
+    reaper.start()
+    busy = [True, True]
+    reaper.close_lane(session, 16, Book(), busy=lambda: bool(busy and busy.pop()), events=(), held=held)  # type: ignore[arg-type]
+    assert seen.wait(10)
+    reaper.stop()
+    assert busy == []
+    assert session.unreleased == [held]
+
+
+K = 8
+
+
+def long_scores(client: topkd.Client) -> Any:
+    """Rows whose selection takes longer than a thread looks for its answer."""
+    made = client.empty((64, 100_000), "float32")
+    made[:] = np.arange(100_000)
+    return made
 
 
 def call_for_a_while(lane: topkd.Lane) -> None:

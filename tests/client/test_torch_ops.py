@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.library import opcheck
@@ -177,6 +178,13 @@ def test_bad_arguments_name_what_is_wrong(client: topkd.Client, plan: topkd.Plan
             torch_ops.PlanOperator(given)  # type: ignore[arg-type]
     with pytest.raises(topkd.ArgumentTypeError, match="client must be"):
         torch_ops.ClientOperator(plan)  # type: ignore[arg-type]
+    for lane in (5, plan):
+        with pytest.raises(topkd.ArgumentTypeError, match="lane must be"):
+            torch_ops.PlanOperator(plan, lane)  # type: ignore[arg-type]
+    for given in (None, 5, np.zeros((ROWS, WIDTH), np.float32)):
+        with pytest.raises(topkd.ArgumentTypeError, match="input must be") as caught:
+            select(input=given)
+        assert caught.value.argument == "input"
     with (
         plan.lane() as lane,
         client.plan(select.inputs["input"], K) as other,
@@ -186,6 +194,36 @@ def test_bad_arguments_name_what_is_wrong(client: topkd.Client, plan: topkd.Plan
     scores = client.empty((ROWS, WIDTH), "float32")
     with client.plan(scores, K) as of_arrays, pytest.raises(topkd.ArgumentTypeError, match="numpy"):
         torch_ops.PlanOperator(of_arrays)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("k", "2"),
+        ("k", 2.0),
+        ("k", True),
+        ("input", None),
+        ("input", np.zeros((ROWS, WIDTH), np.float32)),
+        ("lengths", [1] * ROWS),
+        ("out_indices", np.zeros((ROWS, K), np.int32)),
+        ("order", 5),
+        ("kernel", None),
+        ("largest", 1),
+        ("index_dtype", "int32"),
+    ],
+)
+def test_wrong_types_of_any_selection_are_told_by_name(client: topkd.Client, name: str, value: object) -> None:
+    arguments: dict[str, Any] = {"input": torch.zeros(ROWS, WIDTH), "k": K, name: value}
+    with pytest.raises(topkd.ArgumentTypeError, match=name) as caught:
+        torch_ops.ClientOperator(client).select_topk(**arguments)
+    assert caught.value.argument == name
+
+
+@pytest.mark.parametrize("name", ["sorted", "timeout", "family"])
+def test_an_option_that_there_is_not_is_told(client: topkd.Client, name: str) -> None:
+    arguments: Any = {name: "torch"}
+    with pytest.raises(TypeError, match=name):
+        torch_ops.ClientOperator(client).select_topk(torch.zeros(ROWS, WIDTH), K, **arguments)
 
 
 def test_errors_of_a_call_come_out_of_a_graph(client: topkd.Client, memory: dict[str, torch.Tensor]) -> None:

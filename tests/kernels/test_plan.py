@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import doctest
+import weakref
 from typing import Any
 
 import pytest
@@ -61,6 +63,9 @@ def test_wrong_arguments_raise_at_once() -> None:
     with pytest.raises(ArgumentValueError, match="dependent") as caught:
         plan(scores, 1, dependent=True)
     assert caught.value.argument == "dependent"
+    for wrong in (1, None, "yes", torch.ones(2)):
+        with pytest.raises(ArgumentTypeError, match="dependent is"):
+            plan(scores, 1, dependent=wrong)  # type: ignore[arg-type]
     with pytest.raises(ArgumentValueError, match="overlaps input"):
         plan(scores, 2, out_indices=scores.view(torch.int32)[:, 1:3])
 
@@ -74,6 +79,31 @@ def test_a_closed_plan_does_not_run() -> None:
     with pytest.raises(RuntimeError, match="closed"):
         selection.run()
     assert "closed" in repr(selection)
+
+
+class Graph:
+    """A captured graph."""
+
+
+def test_a_plan_that_is_closed_during_a_launch_keeps_its_graph_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    selection, graph = plan(torch.zeros(1, 5), 2), Graph()
+    there = weakref.ref(graph)
+    selection._graph, selection._index, selection._handle = graph, 0, ctypes.c_void_p()  # type: ignore[assignment]
+    del graph
+
+    def launch(handle: ctypes.c_void_p, stream: int) -> int:
+        selection.close()  # as another thread may
+        assert there() is not None
+        return 0
+
+    selection._launch = launch
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    selection.run()
+    assert there() is None
+    with pytest.raises(RuntimeError, match="closed"):
+        selection.run()
 
 
 def test_the_example() -> None:

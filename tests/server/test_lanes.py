@@ -1,5 +1,6 @@
 """Lanes by words, on the CPU backend: tables, data that is wrong, ends."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -8,10 +9,21 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import torch
+from prometheus_client import CollectorRegistry
 
 from tests.server.harness import ServerProcess, Session, eventually, inline, refused, select
 from tests.server.test_tcp import attached
 from topkd._words import CLIENT_BELL, FIRST_LANE, Words
+from topkd.kernels import validate_select
+from topkd.server import _logging
+from topkd.server._memory_host import HostBackend
+from topkd.server._rpc import SelectionService
+from topkd.server._state import Plan
+from topkd.server._state import Session as OwnSession
+from topkd.server.config import ServerLimits
+from topkd.server.errors import CallCancelledError
+from topkd.server.metrics import ServerMetrics
 from topkd.v1 import selection_pb2, selection_pb2_grpc
 
 ROWS, WIDTH, K = 2, 64, 4
@@ -155,6 +167,54 @@ def test_a_lane_is_over_plans_that_are_there_and_have_outputs(caller: Caller) ->
     caller.session.stub.ReleasePlan(
         selection_pb2.ReleasePlanRequest(plan_id=answered), metadata=caller.session.metadata
     )
+
+
+def test_a_table_has_no_more_plans_than_there_can_be(caller: Caller) -> None:
+    most = caller.session.info.info.limits.max_plans
+    caller.close_lane(caller.open(*[caller.plans[0]] * most))
+    for count in (most + 1, 100_000):
+        started = time.monotonic()
+        with refused(grpc.StatusCode.INVALID_ARGUMENT) as found:
+            caller.open(*[caller.plans[0]] * count)
+        assert found[1] == "plan_ids"
+        assert time.monotonic() - started < 5.0
+
+
+def test_a_lane_that_nobody_waits_for_is_closed_again() -> None:
+    limits, metrics = ServerLimits(max_lanes=1), ServerMetrics(CollectorRegistry())
+    service = SelectionService(HostBackend(1), limits, metrics, _logging.configure("error", "json", process="test"))
+    session = service_session(limits, metrics)
+    request = validate_select(torch.zeros(1, 8), 1, out_indices=torch.zeros(1, 1, dtype=torch.int32))
+    plan = session.add_plan(Plan(request, "torch", "", frozenset()))
+    message = selection_pb2.OpenLaneRequest(plan_ids=[plan]).SerializeToString()
+    for answers in ([True, False], [False]):  # it goes while the lane is opened, or before
+        with pytest.raises(CallCancelledError):
+            service.open_lane(session, message, Caring(answers))
+    reply = service.open_lane(session, message, Caring([True, True]))
+    assert selection_pb2.OpenLaneResponse.FromString(reply).lane == 0
+    session.close()
+
+
+class Caring:
+    """The context of a call whose caller is there, or not, when asked."""
+
+    def __init__(self, answers: list[bool]) -> None:
+        self.is_active = iter(answers).__next__
+
+    def time_remaining(self) -> None:
+        return None
+
+    def add_callback(self, call: Any) -> bool:
+        return True
+
+
+def service_session(limits: ServerLimits, metrics: ServerMetrics) -> OwnSession:
+    session = OwnSession("own", limits, metrics, False)
+    page = os.memfd_create("words")
+    os.ftruncate(page, 4096)
+    session.words = Words(page)
+    os.close(page)
+    return session
 
 
 def test_a_released_plan_is_not_run_any_more(front: ServerProcess) -> None:
