@@ -209,19 +209,18 @@ def send(address: Int32, barrier: Int32, rank: Int32, words, *, loc=None, ip=Non
     cute.arch.inline_ptx(ptx, read_only_args=[address, barrier, rank, *words], loc=loc, ip=ip)
 
 
-@dsl_user_op
-def await_first(barrier: Int32, *, loc=None, ip=None) -> None:
+@cute.jit
+def await_first(barrier) -> None:
     """Waits for a barrier's first phase, for a second at most.
 
     Where a caller writes scores while they are selected from, a row that is read twice may not be the same, and fewer
-    messages come than were counted: the answer is then of no use, but there is one.
+    messages come than were counted: the answer is then of no use, but there is one. The clock counts and not the tries:
+    one may end at any time (under compute-sanitizer at once).
     """
-    ptx = (
-        "{ .reg .u32 tries; .reg .pred more; mov.u32 tries, 0; { .reg .pred P1; LAB_WAIT: "
-        "mbarrier.try_wait.parity.shared.b64 P1, [{$r0}], 0, 10000000; @P1 bra DONE; "
-        "add.u32 tries, tries, 1; setp.lt.u32 more, tries, 100; @more bra LAB_WAIT; DONE: } }"
-    )
-    cute.arch.inline_ptx(ptx, read_only_args=[barrier], loc=loc, ip=ip)
+    end = cute.arch.globaltimer() + Int64(1_000_000_000)
+    came = cute.arch.mbarrier_try_wait(barrier, 0)
+    while not came and cute.arch.globaltimer() < end:
+        came = cute.arch.mbarrier_try_wait(barrier, 0)
 
 
 @dsl_user_op

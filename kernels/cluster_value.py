@@ -60,7 +60,7 @@ class ByValue(Sort):
             barrier = shared.sBarrier.iterator + self.value_barrier
             if place.tid == Int32(0):
                 cute.arch.mbarrier_arrive_and_expect_tx(barrier, count * 4)
-            cops.await_first(Int32(barrier.toint()))
+            cops.await_first(barrier)
         entries = Int32(shared.sList.iterator.toint())
         self.fetch_keys(row, entries, self.places_of(shared), count, (place.tid, worst, whole))
         cute.arch.sync_threads()
