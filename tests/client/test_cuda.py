@@ -105,7 +105,7 @@ def test_device_memory_is_freed_after_the_server_has_released_it(client: topkd.C
 def test_expandable_segments_can_be_registered(cuda_server: Server) -> None:
     code = f"""
 import torch, topkd
-with topkd.Client({str(cuda_server.socket_dir)!r}) as client:
+with topkd.Client({str(cuda_server.socket_dir)!r}, timeout=60, attach_timeout=60) as client:
     scores = torch.arange(1 << 24, device="cuda", dtype=torch.float32).view(1, -1)
     with client.register(scores) as region:
         print(region.shared.nbytes, client.select_topk(scores, 2, order="value").indices.tolist())

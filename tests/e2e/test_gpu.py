@@ -101,8 +101,8 @@ def test_a_call_is_in_the_order_of_the_callers_stream(client: topkd.Client) -> N
     with torch.cuda.stream(stream):
         torch.cuda._sleep(200_000_000)  # about 0.1 s
         scores.copy_(later)
-        indices = client.select_topk(scores, K, **UNIQUE).indices
-    assert torch.equal(indices.cpu(), want(later, K))
+        indices = client.select_topk(scores, K, **UNIQUE).indices.cpu()  # a copy by another stream might come first
+    assert torch.equal(indices, want(later, K))
 
 
 def test_a_call_during_capture_is_refused(client: topkd.Client) -> None:

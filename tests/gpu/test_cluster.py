@@ -117,7 +117,7 @@ def test_resident_clusters_are_asked_for_in_any_thread() -> None:
     family = ClusterFamily()
     with ThreadPoolExecutor(1) as pool:
         for size in SIZES[:-1]:
-            made = family._code(arch_of(capability(0)), size, (True, torch.bfloat16, 1, False))
+            made = family._codes((arch_of(capability(0)), size, (True, torch.bfloat16, 1, False)))
             count = pool.submit(resident_clusters, made.binary, made.launch).result()
             assert count == resident_clusters(made.binary, made.launch)
             assert size > 8 or count > 0
