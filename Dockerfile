@@ -4,7 +4,7 @@
 #   docker build -t topkd:compiler --target compiler .   can compile what was not compiled ahead of time
 #   docker build -t topkd:cpu --build-arg TORCH=cpu --build-arg TORCH_INDEX=URL --target cpu .
 #                                                   the CPU backend alone; URL: an index of CPU builds of torch
-#   docker run --read-only --tmpfs /tmp --gpus all -v topkd:/run/topkd topkd
+#   docker run --read-only --tmpfs /tmp --stop-timeout 20 --gpus all -v topkd:/run/topkd topkd
 # The steps are deploy/image/steps; `make image-check` takes them without Docker.
 ARG PYTHON=3.12
 

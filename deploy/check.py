@@ -6,6 +6,7 @@
 Runs in the environment of deploy/requirements.txt. Every part prints what it looked at; the first that fails ends it.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,21 @@ def check_hosts() -> None:
     print(f"registries: none is named in {len(paths)} files")
 
 
+def check_stop() -> None:
+    """Says that no command of ours starts a container that Docker would kill before its drain is over."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md", "Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    lines = [line for name in listed.stdout.split() for line in (ROOT / name).read_text().splitlines()]
+    runs = [line for line in lines if re.match(r"[# ]*docker run .*topkd", line)]
+    assert runs, "no docker run is documented"
+    for line in runs:
+        grace = re.search(r"--stop-timeout (\d+)", line)
+        assert grace is not None, f"without --stop-timeout: {line}"
+        assert int(grace[1]) > check_compose.DRAIN, f"killed before its drain is over: {line}"
+    print(f"docker run: {len(runs)} commands give the drain its time")
+
+
 def main() -> int:
     """Checks, or renders."""
     if sys.argv[1:] == ["render"]:
@@ -50,6 +66,7 @@ def main() -> int:
         return 0
     check_dockerfile()
     check_hosts()
+    check_stop()
     check_compose.check()
     check_chart.check()
     print(NOT_SHOWN, end="")

@@ -15,7 +15,7 @@ import yaml
 HERE = Path(__file__).resolve().parent
 CHART = HERE / "helm/topkd"
 VERSIONS = ("1.34", "1.37")
-MANIFESTS = {"default": "node.yaml", "sidecar": "sidecar.yaml"}
+MANIFESTS = {"default": "node.yaml", "mps": "node-mps.yaml", "sidecar": "sidecar.yaml"}
 REFUSED: list[dict[str, Any]] = [
     {"shape": "deployment"},
     {"server": {"devices": "gpu"}},
@@ -37,6 +37,29 @@ REFUSED: list[dict[str, Any]] = [
     {"imagee": {}},
 ]
 """Values that the schema must not take."""
+CPU: dict[str, Any] = {"server": {"devices": "cpu:1"}, "engine": {"device": "cpu"}}
+WITHOUT: dict[str, Any] = {"sidecar": {"gpu": {"mode": "none"}}}
+CONTRARY: list[tuple[str, dict[str, Any]]] = [
+    ("mps.enabled with gpu.mode none", {"mps": {"enabled": True}, "gpu": {"mode": "none"}, **CPU}),
+    ("mps.enabled with gpu.mode shared", {"mps": {"enabled": True}, "gpu": {"mode": "shared"}}),
+    ("mps.enabled with sidecar.gpu.mode none", {"shape": "sidecar", "mps": {"enabled": True}, **WITHOUT, **CPU}),
+    (
+        "mps.enabled with sidecar.gpu.mode shared",
+        {"shape": "sidecar", "mps": {"enabled": True}, "sidecar": {"gpu": {"mode": "shared"}}},
+    ),
+    ("server.devices is all with gpu.mode none", {"gpu": {"mode": "none"}}),
+    ("server.devices is all with sidecar.gpu.mode none", {"shape": "sidecar", **WITHOUT}),
+    ("server.devices is cpu:1 with gpu.mode all", CPU),
+    ("server.devices is cpu:1 with sidecar.gpu.mode claim", {"shape": "sidecar", **CPU}),
+    ("engine.device is cpu with server.devices all", {"engine": {"enabled": True, "device": "cpu"}}),
+    (
+        "engine.device is cuda with server.devices cpu:1",
+        {"gpu": {"mode": "none"}, "server": {"devices": "cpu:1"}, "engine": {"enabled": True}},
+    ),
+    ("a sidecar's pod is its engine's", {"shape": "sidecar", "networkPolicy": {"metricsFrom": [{"podSelector": {}}]}}),
+    ("a sidecar's pod is its engine's", {"shape": "sidecar", "networkPolicy": {"tcpFrom": [{"podSelector": {}}]}}),
+]
+"""Values that are right by themselves and do not go together, and what the chart says of them."""
 
 Resource = dict[str, Any]
 
@@ -60,7 +83,8 @@ def check() -> None:
             count += 1
         check_pods(name, resources)
         check_references(name, resources)
-    print(f"chart: lint is clean; {len(REFUSED)} wrong values are refused")
+        check_acting(name, resources)
+    print(f"chart: lint is clean; {len(REFUSED)} wrong values and {len(CONTRARY)} contradictions are refused")
     print(
         f"chart: {count} resources of {len(rendered)} value sets are strictly valid for Kubernetes",
         " and ".join(VERSIONS),
@@ -92,6 +116,13 @@ def check_refusals(chart: helm_python.Chart) -> None:
         except helm_python.HelmError:
             continue
         raise AssertionError(f"the chart takes {values}")
+    for reason, values in CONTRARY:
+        said = "nothing"
+        try:
+            render(chart, values)
+        except helm_python.HelmError as error:
+            said = str(error)
+        assert reason in said, f"of {values} the chart says: {said}"
 
 
 def validate(resource: Resource, name: str) -> None:
@@ -172,6 +203,8 @@ def check_pods(variant: str, resources: list[Resource]) -> None:
             mounted |= {mount["name"] for mount in container.get("volumeMounts", [])}
             if container["name"] == "server":
                 check_server(where, pod, container)
+            if container["name"] == "engine":
+                check_engine(where, pod, container)
         assert mounted == volumes, f"{variant}: {name}: volumes {volumes}, mounted {mounted}"
 
 
@@ -192,6 +225,34 @@ def check_server(where: str, pod: Resource, container: Resource) -> None:
     shared = pod.get("hostPID") or pod.get("shareProcessNamespace")
     assert shared or arguments["--devices"].startswith("cpu"), f"{where}: PID numbers may collide"
     assert ("--tcp" in arguments) == ("tcp-0" in ports), where
+
+
+def check_engine(where: str, pod: Resource, container: Resource) -> None:
+    """Checks an engine's container: that it looks for its server where that is, and may enter there."""
+    device = container["command"][-1]
+    sockets = next(each["value"] for each in container["env"] if each["name"] == "TOPKD_SOCKET_DIR")
+    assert sockets.endswith("/cpu-0") == (device == "cpu"), f"{where}: {device}, {sockets}"
+    beside = next((each for each in pod.get("initContainers", []) if each["name"] == "server"), None)
+    if beside is not None:
+        own = next(each["value"] for each in beside["env"] if each["name"] == "TOPKD_SOCKET_DIR")
+        assert sockets.removesuffix("/cpu-0") == own, where
+    resources = container["resources"]
+    has_gpu = bool(resources.get("claims")) or any("/" in name for name in resources["limits"])
+    assert has_gpu == (device == "cuda"), f"{where}: {resources}"
+    mount = next(each for each in container["volumeMounts"] if each["name"] == "sockets")
+    assert mount["readOnly"], f"{where}: an engine makes no sockets"
+    assert pod["securityContext"]["supplementalGroups"], where
+
+
+def check_acting(variant: str, resources: list[Resource]) -> None:
+    """Says that budgets can keep something from going, and that policies are of pods without an engine."""
+    for resource in resources:
+        if resource["kind"] == "PodDisruptionBudget":
+            [replicas] = [each["spec"]["replicas"] for each in resources if each["kind"] == "Deployment"]
+            assert resource["spec"]["maxUnavailable"] < replicas, f"{variant}: a budget that does nothing"
+        if resource["kind"] == "NetworkPolicy":
+            part = resource["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+            assert part == "server", f"{variant}: the policy is of the {part}"
 
 
 def check_references(variant: str, resources: list[Resource]) -> None:

@@ -13,6 +13,9 @@ import yaml
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "compose/compose.yaml"
 MEMBERS = {"namespaces", "mps", "server", "engine"}
+DRAIN = 10 + 5
+"""Seconds that a server takes to end at most: --drain-seconds, and the margin of its fronts."""
+PAIRS = {("security_opt", "cap_drop"), ("ipc", "pid")}
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 
@@ -31,10 +34,25 @@ def check() -> None:
     ask_compose(document)
     check_names(document)
     check_isolation(document["services"])
+    check_reasons(FILE.read_text())
     print(
         f"compose.yaml: {len(document['services'])} services are as the Compose specification says,",
-        "and refer to what there is",
+        "refer to what there is, and have a reason for every setting",
     )
+
+
+def check_reasons(text: str) -> None:
+    """Says that every setting of a service has a comment: above it, below its name, or with one that it goes with."""
+    lines = text.splitlines()
+    services, volumes = lines.index("services:"), lines.index("volumes:")
+    for place, line in enumerate(lines[:volumes]):
+        own = re.fullmatch(r" {4}(\w+):.*" if place > services else r" {2}(\w+):.*", line)
+        if own is None or own[1] == "resources":
+            continue
+        above, opens = lines[place - 1].strip(), re.search(r":( &[\w-]+)?$", line) is not None
+        below = opens and lines[place + 1].strip().startswith("#")
+        said = above.startswith("#") or below or (own[1], above.split(":")[0]) in PAIRS
+        assert said, f"no reason for: {line}"
 
 
 def parse(document: dict[str, Any]) -> None:
@@ -124,5 +142,5 @@ def check_isolation(services: dict[str, Any]) -> None:
         for name in ("server", "engine")
     }
     assert sockets == {"server": ["sockets:/run/topkd"], "engine": ["sockets:/run/topkd:ro"]}
-    drain = int(re.search(r"\d+", services["server"]["stop_grace_period"])[0])  # type: ignore[index]
-    assert drain >= 10 + 5, "the grace period is shorter than the drain"
+    grace = int(re.search(r"\d+", services["server"]["stop_grace_period"])[0])  # type: ignore[index]
+    assert grace > DRAIN, "the grace period is shorter than the drain"

@@ -218,8 +218,14 @@ image: {{ include "topkd.image" $ }}
 imagePullPolicy: {{ $.Values.image.pullPolicy }}
 command: [python, /engine/engine.py, {{ $engine.device }}]
 env:
+  {{- $sockets := ternary "/run/topkd/server" "/run/topkd" .sidecar }}
+  {{- if eq $engine.device "cpu" }}
+  # The folder of one device: nothing tells which of several CPU servers would be an engine's own.
+  - {name: TOPKD_SOCKET_DIR, value: {{ $sockets }}/cpu-0}
+  {{- else }}
   # Of several devices' servers the client takes the folder of its own GPU.
-  - {name: TOPKD_SOCKET_DIR, value: {{ ternary "/run/topkd/server" "/run/topkd" .sidecar }}}
+  - {name: TOPKD_SOCKET_DIR, value: {{ $sockets }}}
+  {{- end }}
   {{- include "topkd.mpsEnv" $ | nindent 2 }}
 securityContext:
   {{- include "topkd.confined" $ | nindent 2 }}
@@ -228,6 +234,8 @@ resources:
   {{- if and .sidecar (eq $.Values.sidecar.gpu.mode "claim") }}
   {{- $_ := set $resources "claims" (list (dict "name" "gpu")) }}
   {{- else if and .sidecar (eq $.Values.sidecar.gpu.mode "shared") }}
+  {{- $_ := set $resources "limits" (merge (dict $.Values.gpu.sharedResource 1) (default dict $resources.limits)) }}
+  {{- else if and (not .sidecar) (eq $.Values.gpu.mode "shared") }}
   {{- $_ := set $resources "limits" (merge (dict $.Values.gpu.sharedResource 1) (default dict $resources.limits)) }}
   {{- else if and (not .sidecar) (eq $engine.device "cuda") }}
   {{- $_ := set $resources "limits" (merge (dict $engine.gpuResource (int $engine.gpus)) (default dict $resources.limits)) }}
