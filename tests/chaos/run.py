@@ -1,7 +1,8 @@
 """Kills and restarts clients and workers at random for a while, and judges what is left.
 
-Clients speak in lines (`engine.py`). One that says nothing for `HANG_S` seconds hangs, whatever it waits for. At the
-end the clients that live are asked to end, and the server must hold nothing any more.
+Clients speak in lines (`engine.py`). One that calls and says nothing for `HANG_S` seconds hangs, whatever it waits for;
+those that attach have longer, since a worker's start is slow on a busy machine. At the end the clients that live are
+asked to end, and the server must hold nothing any more.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ __all__ = ["Chaos", "Report", "main"]
 HANG_S: Final = 40.0
 START_S: Final = 240.0
 """That a client may take to attach, to make its plans and to warm their kernels, with all others starting too."""
+
+LOST_S: Final = 120.0
+"""That a client may take from a loss to its next session's lane: twice its time-out, after which it says so."""
 
 _LOOK_S: Final = 0.1
 _GAUGES: Final = ("topkd_sessions", "topkd_lanes", "topkd_plans", "topkd_regions")
@@ -65,6 +69,11 @@ class Report:
         lines += [f"  {name:16} {count}" for name, count in sorted(self.counts.items())]
         lines += [f"  FAILED: {reason}" for reason in self.verdict()]
         return "\n".join([*lines, "no wrong answer, nothing hung" if not self.verdict() else "failed"])
+
+
+def _patience(state: str) -> float:
+    """Returns the seconds for which a client in a state may be silent."""
+    return {"calling": HANG_S, "lost": LOST_S}.get(state, START_S)
 
 
 class _Client:
@@ -145,7 +154,7 @@ class Chaos:
                 self._fail(f"client {client.seed} ended with {client.process.returncode}")
                 client.close()
                 self._clients[place] = self._start()
-            elif client.state != "ended" and silent > (HANG_S if client.state == "calling" else START_S):
+            elif client.state != "ended" and silent > _patience(client.state):
                 self._fail(f"client {client.seed} hangs: {client.state} and silent for {silent:.0f} s")
                 client.close()
                 self._clients[place] = self._start()
@@ -163,6 +172,8 @@ class Chaos:
                 self._fail(f"client {client.seed}: {said}")
             elif state == "lost":
                 self.report.counts["losses_told"] += 1
+                if client.state == "calling":
+                    client.state = state
             else:
                 client.state = state
             if "mode" in said:
@@ -202,7 +213,7 @@ class Chaos:
         until = time.monotonic() + HANG_S + START_S
         while any(client.process.poll() is None for client in self._clients) and time.monotonic() < until:
             for client in self._clients:
-                if client.state != "calling" and client.state != "ended":
+                if client.state not in ("calling", "lost", "ended"):
                     client.process.kill()
                 self._take(client)
             time.sleep(_LOOK_S)
@@ -213,7 +224,7 @@ class Chaos:
             self._take(client)
             if client.state == "ended":
                 self.report.counts["clients_ended"] += 1
-            elif client.state == "calling":
+            elif client.state in ("calling", "lost"):
                 self._fail(f"client {client.seed} did not end when it was asked to")
             client.process.stdout.close()  # type: ignore[union-attr]
         try:

@@ -113,6 +113,14 @@ def test_a_client_that_does_wrong_is_told(
     assert bool(failures) == bool(told)
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(60.0, ""), (1.0, "hangs: lost")])
+def test_a_client_has_longer_for_its_next_session(monkeypatch: pytest.MonkeyPatch, seconds: float, told: str) -> None:
+    monkeypatch.setattr(run, "LOST_S", seconds)
+    failures = judged(monkeypatch, CALLING, {"state": "lost", "note": "hang"})
+    assert told in " ".join(failures)
+    assert bool(failures) == bool(told)
+
+
 def test_a_run_without_harm_proves_nothing() -> None:
     report = Report(1.0)
     assert report.verdict()
