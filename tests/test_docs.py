@@ -27,11 +27,15 @@ EXAMPLE = re.compile(r"```python\n(?P<code>.*?)```\n\n```text\n(?P<printed>.*?)`
 
 
 @QUIET
-@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/torch.md", marks=needs_compiler)])
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/client.md", "docs/selection.md", pytest.param("docs/torch.md", marks=needs_compiler)],
+)
 def test_examples_print_what_the_page_says(page: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPKD_SOCKET_DIR", str(server.socket_dir))
-    examples = list(EXAMPLE.finditer((ROOT / page).read_text()))
-    assert examples
+    text = (ROOT / page).read_text()
+    examples = list(EXAMPLE.finditer(text))
+    assert len(examples) == text.count("```python"), "every example says what it prints"
     for example in examples:
         linecache.cache[page] = (len(example["code"]), None, example["code"].splitlines(True), page)
         printed = io.StringIO()
