@@ -25,7 +25,9 @@ __all__ = ["AsyncClient", "AsyncPlan"]
 
 
 class AsyncClient(ClientBase):
-    """A client of a topkd server for asyncio, of any number of loops and tasks. The methods are those of `Client`.
+    """A client of a topkd server for asyncio, of any number of loops and tasks.
+
+    The methods are those of `Client`, awaited; streams and lanes are for threads and not among them.
 
     Calls are cancelled with their tasks. What waits for other things than the reply (attaching, making memory, the CUDA
     stream) waits on threads of the loop's executor.

@@ -53,8 +53,23 @@ _ITEMSIZE: Final[dict[int, int]] = {
     pb.D_TYPE_INT64: 8,
 }
 _BITS: Final[dict[int, np.dtype[Any]]] = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
-_KNOWN: Final = ", ".join(CODES)
-
+_KNOWN: Final = tuple(CODES)
+_FLOATS, _INT32, _INTEGERS = _KNOWN[:3], _KNOWN[3:4], _KNOWN[3:]
+_ALLOWED: Final[dict[str, tuple[str, ...]]] = {
+    "input": _FLOATS,
+    "values": _FLOATS,
+    "out_values": _FLOATS,
+    "lengths": _INT32,
+    "row_starts": _INT32,
+    "page_table": _INT32,
+    "row_to_table": _INT32,
+    "table_starts": _INT32,
+    "indices": _INTEGERS,
+    "row_offsets": _INTEGERS,
+    "out_indices": _INTEGERS,
+    "index_dtype": _INTEGERS,
+}
+"""Element types that an argument may have, for the texts of errors; others may have all that requests can carry."""
 
 _NUMPY_CODES: Final = {np.dtype(name): code for name, code in CODES.items() if name != "bfloat16"}
 
@@ -160,7 +175,7 @@ def _describe_torch(argument: str, tensor: Any, selection: int, torch: ModuleTyp
 
 def _bad_dtype(argument: str, name: str, selection: int) -> ArgumentTypeError:
     return ArgumentTypeError(
-        f"{argument} has dtype {name}; allowed are {_KNOWN}", argument=argument, selection=selection
+        f"{argument} has dtype {name}; {_allowed(argument)}", argument=argument, selection=selection
     )
 
 
@@ -290,4 +305,9 @@ def parse_dtype(argument: str, value: object, selection: int = 0) -> Dtype:
 
 
 def _bad_dtype_argument(argument: str, name: str, selection: int) -> ArgumentTypeError:
-    return ArgumentTypeError(f"{argument} is {name}; allowed are {_KNOWN}", argument=argument, selection=selection)
+    return ArgumentTypeError(f"{argument} is {name}; {_allowed(argument)}", argument=argument, selection=selection)
+
+
+def _allowed(argument: str) -> str:
+    names = _ALLOWED.get(argument, _KNOWN)
+    return f"allowed {'is' if len(names) == 1 else 'are'} {', '.join(names)}"

@@ -10,7 +10,7 @@ from topkd._codec import text
 from topkd._core import Core
 from topkd._options import Options, check_options, check_security, target_directory
 from topkd._types import Selection
-from topkd.errors import ArgumentTypeError, ArgumentValueError
+from topkd.errors import ArgumentTypeError, ArgumentValueError, RegionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,6 +59,7 @@ class ClientBase:
         Raises:
             ArgumentTypeError: An option of a wrong type.
             ArgumentValueError: An option that cannot be.
+            RegionError: CUDA shows no such device to this process, or cuda-bindings is not installed.
         """
         timeouts = {"timeout": timeout, "attach_timeout": attach_timeout, "ready_timeout": ready_timeout}
         seconds = check_options(target, on_unavailable, **timeouts)
@@ -118,9 +119,10 @@ def _device_uuid(device: Any) -> str:
         )
     from topkd import _cuda
 
-    if ordinal:
-        return _cuda.device_uuid(int(ordinal))
-    return _cuda.device_uuid(_cuda.current_device())
+    try:
+        return _cuda.device_uuid(int(ordinal) if ordinal else _cuda.current_device())
+    except RegionError as error:
+        raise RegionError(f"device is {device!r}, which this process cannot ask for its UUID: {error}") from None
 
 
 class PlanBase:
@@ -157,11 +159,16 @@ def batch_entries(core: Core, selections: Iterable[object]) -> list[Selection | 
     """Returns the entries of a client's batch.
 
     Raises:
-        ArgumentTypeError: One is neither a selection nor a plan.
+        ArgumentTypeError: One is neither a selection nor a plan, or they are not several.
         ArgumentValueError: A plan of another client, whose sessions are not this one's.
     """
     entries: list[Selection | PlanState] = []
-    for place, entry in enumerate(selections):
+    try:
+        several = enumerate(selections)
+    except TypeError:
+        message = f"selections must be a list or another iterable, not {type(selections).__name__}"
+        raise ArgumentTypeError(message, argument="selections") from None
+    for place, entry in several:
         if isinstance(entry, Selection):
             entries.append(entry)
             continue

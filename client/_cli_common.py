@@ -56,9 +56,9 @@ def version() -> str:
     return importlib.metadata.version("topkd")
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds `--json`."""
-    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+def add_json(parser: argparse.ArgumentParser, what: str = "print one JSON document on standard output") -> None:
+    """Adds `--json`, which does `what`."""
+    parser.add_argument("--json", action="store_true", help=what)
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:

@@ -99,7 +99,9 @@ def health_status(args: argparse.Namespace, service: str = "") -> tuple[str, str
         try:
             return check(service, timeout=args.timeout), ""
         except grpc.RpcError as error:
-            return "UNREACHABLE", f"{error.code().name}: {error.details()}"
+            where = args.target if directory is None else directory / GRPC_SOCKET
+            nobody = error.code() is grpc.StatusCode.UNAVAILABLE
+            return "UNREACHABLE", f"{f'no server at {where}' if nobody else error.code().name}: {error.details()}"
 
 
 def _write_request(service: str) -> bytes:

@@ -93,7 +93,7 @@ def add_commands(commands: Any) -> None:
     add("--health-address", metavar="HOST:PORT", help="answer health checks there, in plain text (default: off)")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="default: info")
     add("--log-format", choices=["json", "console"], help="on standard error (default: json)")
-    add_json(parser)
+    add_json(parser, "the same as --log-format json")
     parser.set_defaults(run=_run)
 
 

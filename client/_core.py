@@ -122,7 +122,7 @@ class Core(Pool):
         bound = Deadline(min(self.options.attach_timeout, deadline.remaining()))
         attempt = 0
         if self.options.local and time.monotonic() < self._not_before:
-            raise UnavailableError("no server at the last attempt; the next one is still to come")
+            raise UnavailableError("no server was there a moment ago; the next attempt is still to come")
         while True:
             try:
                 session = self._attach_once(max(bound.remaining(), 0.1))
@@ -173,8 +173,9 @@ class Core(Pool):
         if directory is not None:
             folder = directory_of_device(directory, self.options.device_uuid)
             return _session.open_local(folder, request, timeout)
-        channel = _session.open_tcp_channel(str(self.options.target), self.options.tls)
-        return _session.open_remote(channel, request, self.options.token, timeout)
+        target = str(self.options.target)
+        channel = _session.open_tcp_channel(target, self.options.tls)
+        return _session.open_remote(channel, request, target, self.options.token, timeout)
 
     def close(self) -> None:
         """Ends the session. Arrays over its memory stay valid. Idempotent."""

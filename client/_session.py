@@ -307,9 +307,9 @@ def open_tcp_channel(target: str, tls: TlsOptions | None) -> grpc.Channel:
 
 
 def open_remote(
-    channel: grpc.Channel, request: control_pb2.AttachRequest, token: str | None, timeout: float
+    channel: grpc.Channel, request: control_pb2.AttachRequest, target: str, token: str | None, timeout: float
 ) -> Session:
-    """Attaches by a stream on a channel, which becomes the session's.
+    """Attaches by a stream on a channel to `target`, which becomes the session's.
 
     Raises:
         UnavailableError: No server is there, or it takes nobody now.
@@ -334,7 +334,7 @@ def open_remote(
 
     threading.Thread(target=watch, name="topkd-lease", daemon=True).start()
     try:
-        session = RemoteSession(channel, stream, _first_event(first, timeout))
+        session = RemoteSession(channel, stream, _first_event(first, timeout, target))
     except BaseException:
         stream.cancel()
         channel.close()
@@ -345,13 +345,15 @@ def open_remote(
     return session
 
 
-def _first_event(first: queue.SimpleQueue[Any], timeout: float) -> control_pb2.Session:
-    event: Any = UnavailableError(f"the server gave no session within {timeout:g} s")
+def _first_event(first: queue.SimpleQueue[Any], timeout: float, target: str) -> control_pb2.Session:
+    event: Any = UnavailableError(f"the server at {target} gave no session within {timeout:g} s")
     with contextlib.suppress(queue.Empty):
         event = first.get(timeout=timeout)
     if isinstance(event, grpc.RpcError):
         error = _status.to_error(_status.from_rpc(event))
-        raise UnavailableError(str(error)) if isinstance(error, SessionLostError) else error
+        if not isinstance(error, SessionLostError):
+            raise error
+        raise UnavailableError(str(error) if error.reason else f"no server at {target}: {error}")
     if isinstance(event, TopkdError):
         raise event
     if event.WhichOneof("event") != "session":

@@ -96,10 +96,12 @@ def from_side(error: side_pb2.SideError) -> Failure:
     return Failure(code, error.message, error.reason, error.field, retry_after)
 
 
-def to_error(failure: Failure, prefix: str = "") -> TopkdError:
-    """Makes the exception; `prefix` goes before its message."""
+def to_error(failure: Failure) -> TopkdError:
+    """Makes the exception."""
     kind = error_class(failure.code, failure.reason)
-    message = prefix + (failure.message or failure.reason or failure.code)
+    message = failure.message or failure.reason or failure.code
+    if failure.code == "DEADLINE_EXCEEDED" and not failure.reason:  # gRPC's own, whose words are "Stream removed"
+        message = "the call's time-out passed before the server answered"
     if issubclass(kind, ArgumentError):
         selection, argument = _place(failure.path)
         return kind(message, argument=argument, selection=selection, reason=failure.reason, code=failure.code)

@@ -114,6 +114,19 @@ def decide(families: Sequence[Family], request: SelectRequest, facts: Facts, unm
     return Decision(name, source, reason, verdicts)
 
 
+def _refusals(conditions: dict[str, str | None]) -> list[str]:
+    """Return why families cannot serve; those that lack the same thing are named together."""
+    names: dict[str, list[str]] = {}
+    for name, condition in conditions.items():
+        if condition is not None:
+            names.setdefault(condition.removeprefix(f"{name} "), []).append(name)
+    said = []
+    for condition, several in names.items():
+        head = f"not {', '.join(several)}: "
+        said.append(head + (conditions[several[0]] or "" if len(several) == 1 else f"each {condition}"))
+    return said
+
+
 def _pick(
     able: Sequence[str],
     request: SelectRequest,
@@ -124,7 +137,7 @@ def _pick(
     """Return the family, where the choice comes from, and the reason."""
     if request.kernel != "auto":
         return request.kernel, "named", "asked for by name"
-    refused = [f"not {name}: {condition}" for name, condition in conditions.items() if condition is not None]
+    refused = _refusals(conditions)
     forced = _env.forced_kernel()
     if forced is not None:
         if forced not in conditions:

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from topkd.v1 import control_pb2
 
@@ -13,7 +14,7 @@ from .config import ServerLimits
 from .errors import DeviceMismatchError, SessionLimitError
 from .metrics import ServerMetrics
 
-__all__ = ["PIDFD_REVISION", "FrontSession", "FrontSessions", "server_info"]
+__all__ = ["PIDFD_REVISION", "FrontSession", "FrontSessions", "check_attach", "device_for_logs", "server_info"]
 
 PROTOCOL_REVISION = 4
 PIDFD_REVISION = 3
@@ -112,6 +113,14 @@ def server_info(
         info.device.CopyFrom(control_pb2.Device(**facts["device"]))
         info.kernels.extend(control_pb2.KernelFamily(**family) for family in facts["kernels"])
     return info
+
+
+def device_for_logs(facts: Message | None) -> dict[str, Any]:
+    """Returns the device of a ready message, its backend by name."""
+    if facts is None:
+        return {}
+    device = facts["device"]
+    return {**device, "backend": control_pb2.Backend.Name(device["backend"]).removeprefix("BACKEND_").lower()}
 
 
 def check_attach(request: control_pb2.AttachRequest, facts: Message) -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ._control import Message, control_pair, receive, send
 from ._directory import SocketDirectory, worker_socket_name
@@ -360,8 +359,3 @@ class Supervisor:
                 self.end(worker, {"t": "drain", "grace_s": grace_s}, grace_s + 1.5)
         async with self._changed:
             await self._changed.wait_for(lambda: not self._workers)
-
-
-def describe(facts: Message | None) -> dict[str, Any]:
-    """Returns the device of a ready message, for logs."""
-    return dict(facts["device"]) if facts else {}

@@ -24,11 +24,18 @@ from ._directory import ATTACH_SOCKET, GRPC_SOCKET, DirectoryError, SocketDirect
 from ._front_endpoints import LIVE, bind_tcp, make_health_server, make_server, read_attach_token
 from ._front_http import MetricsServer
 from ._front_rpc import CONTROL, SELECTION, ControlService, Forwarder, TokenInterceptor
-from ._front_sessions import PIDFD_REVISION, FrontSession, FrontSessions, check_attach, server_info
+from ._front_sessions import (
+    PIDFD_REVISION,
+    FrontSession,
+    FrontSessions,
+    check_attach,
+    device_for_logs,
+    server_info,
+)
 from ._front_side import SideConnection, SideListener
 from ._life import live
 from ._process import ProcessFigures, mps_runs, tell_of_mps
-from ._supervisor import StartError, Supervisor, WorkerProcess, describe
+from ._supervisor import StartError, Supervisor, WorkerProcess
 from .config import ConfigError, ServerConfig, mps_pipe_directory, split_address
 from .errors import DrainingError, StartingError, WorkerLostError
 from .metrics import MergedCollector, ServerMetrics
@@ -125,7 +132,7 @@ class Front:
             "socket_dir": str(self._directory.path),
             "metrics_port": self._metrics_server.port if self._metrics_server else None,
             "tcp_address": tcp_address,
-            "device": describe(self._supervisor.facts),
+            "device": device_for_logs(self._supervisor.facts),
             "start_s": self._supervisor.facts["start_s"] if self._supervisor.facts else {},
             "epoch": self._epoch,
             "version": self._version,

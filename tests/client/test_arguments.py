@@ -125,6 +125,13 @@ def test_batches_are_of_selections_and_plans(client: topkd.Client) -> None:
             client.select_topk_batch([topkd.Selection(SCORES, 1), wrong])  # type: ignore[list-item]
 
 
+def test_a_batch_is_several(client: topkd.Client) -> None:
+    for wrong in (topkd.Selection(SCORES, 1), 1, None):
+        with pytest.raises(topkd.ArgumentTypeError, match="selections must be a list") as caught:
+            client.select_topk_batch(wrong)  # type: ignore[arg-type]
+        assert caught.value.argument == "selections"
+
+
 @pytest.mark.parametrize("timeout", [True, "1", b"1", [1], 1j, np.ones(1)])
 def test_timeouts_are_numbers(client: topkd.Client, timeout: Any) -> None:
     for call in (

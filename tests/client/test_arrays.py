@@ -40,6 +40,21 @@ def test_what_is_no_tensor_of_ours_is_a_type_error(value: Any) -> None:
     assert (caught.value.argument, caught.value.selection) == ("lengths", 2)
 
 
+@pytest.mark.parametrize(
+    ("argument", "allowed"),
+    [
+        ("input", "allowed are bfloat16, float16, float32"),
+        ("lengths", "allowed is int32"),
+        ("row_offsets", "allowed are int32, int64"),
+        ("tensor", "allowed are bfloat16, float16, float32, int32, int64"),
+    ],
+)
+def test_a_wrong_dtype_names_those_that_the_argument_may_have(argument: str, allowed: str) -> None:
+    with pytest.raises(ArgumentTypeError) as caught:
+        _arrays.describe(argument, np.zeros(2))
+    assert str(caught.value) == f"{argument} has dtype float64; {allowed}"
+
+
 def test_strides_of_broken_elements_are_refused() -> None:
     array = np.zeros(64, np.uint8)[:48].view(np.dtype([("a", "<f4"), ("b", "u1"), ("c", "u1")]))["a"]
     with pytest.raises(ArgumentValueError, match="strides"):
@@ -92,5 +107,5 @@ def test_names_of_dtypes(value: Any, name: str, library: str) -> None:
 
 @pytest.mark.parametrize("value", [None, 3, "float64", np.float64, torch.int8, float, object()])
 def test_other_dtypes_are_a_type_error(value: Any) -> None:
-    with pytest.raises(ArgumentTypeError, match="index_dtype"):
+    with pytest.raises(ArgumentTypeError, match=r"index_dtype is .*; allowed are int32, int64$"):
         _arrays.parse_dtype("index_dtype", value)

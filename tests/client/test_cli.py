@@ -126,7 +126,7 @@ def test_serve_names_the_extra_that_is_missing(
 
 def test_health_of_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["health", "--target", str(tmp_path), "--timeout", "0.5"]) == 1
-    assert capsys.readouterr().out.startswith("UNREACHABLE: ")
+    assert capsys.readouterr().out.startswith(f"UNREACHABLE: no server at {tmp_path}/grpc.sock: ")
     assert main(["health", "--target", str(tmp_path), "--timeout", "0.5", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["status"] == "UNREACHABLE"
 

@@ -14,7 +14,7 @@ import torch
 
 import topkd
 from tests.conftest import Server
-from topkd import _codec
+from topkd import _codec, _cuda
 
 RNG = np.random.default_rng(20261130)
 
@@ -323,6 +323,15 @@ def test_options_of_a_client_are_checked() -> None:
     for options, error in wrong:
         with pytest.raises(error):
             topkd.Client(**options)
+
+
+def test_a_device_that_cuda_does_not_show_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing() -> int:
+        raise topkd.RegionError("cudaGetDevice failed: cudaErrorNoDevice")
+
+    monkeypatch.setattr(_cuda, "current_device", failing)
+    with pytest.raises(topkd.RegionError, match=r"device is 'cuda', which .*: cudaGetDevice failed"):
+        topkd.Client(device="cuda")
 
 
 def test_another_device_is_refused(server: Server) -> None:

@@ -29,7 +29,7 @@ REASONS = [
     ("FAILED_PRECONDITION", "IPC_OPEN_FAILED", "RegionError"),
     ("FAILED_PRECONDITION", "DEVICE_MISMATCH", "RegionError"),
     ("FAILED_PRECONDITION", "MEMFD_NOT_SEALED", "RegionError"),
-    ("DEADLINE_EXCEEDED", "", "DeadlineExceededError"),
+    ("DEADLINE_EXCEEDED", "DEADLINE", "DeadlineExceededError"),
     ("DATA_LOSS", "", "ServerError"),
     ("UNIMPLEMENTED", "", "ProtocolError"),
 ]
@@ -103,6 +103,14 @@ def test_retry_info_becomes_seconds() -> None:
     error = raised("RESOURCE_EXHAUSTED", "full", info, retry)
     assert isinstance(error, errors.ResourceExhaustedError)
     assert error.retry_after == 0.25
+
+
+def test_words_of_grpc_on_a_deadline_are_not_passed_on() -> None:
+    assert str(raised("DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)")) == (
+        "the call's time-out passed before the server answered"
+    )
+    info = error_details_pb2.ErrorInfo(reason="DEADLINE", domain="topkd.v1")
+    assert str(raised("DEADLINE_EXCEEDED", "it was not run", info)) == "it was not run"
 
 
 def test_broken_details_leave_code_and_message() -> None:

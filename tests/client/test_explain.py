@@ -28,6 +28,12 @@ def test_it_names_the_kernel_the_reason_and_the_others(capsys: pytest.CaptureFix
     assert [one["unmet"] for one in families if one["family"] == document["kernel"]] == [None]
 
 
+def test_families_that_lack_the_same_are_named_together(capsys: pytest.CaptureFixture[str]) -> None:
+    reason = str(explained(capsys, "16", "131072", "2048", "--device", "cpu")["reason"])
+    several = [name for name in kernels.kernels() if name != "torch"]
+    assert reason.startswith(f"not {', '.join(several)}: each needs a CUDA device")
+
+
 def test_it_goes_by_the_active_bound(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--device", "a100", "--dtype", "f32", "--group", "4", "--pooled", "--max-length", "16384")
     document = explained(capsys, "256", "65536", "512", *options)
