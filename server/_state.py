@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 from topkd._words import Words
@@ -22,6 +22,7 @@ from .config import ServerLimits
 from .errors import (
     DeadlinePassedError,
     FieldError,
+    KernelFailedError,
     PlanLimitError,
     PlanNotFoundError,
     RegionLimitError,
@@ -90,9 +91,10 @@ class Session:
         if size > self._limits.max_region_bytes:
             raise FieldError(f"size is {size}; at most {self._limits.max_region_bytes} (max_region_bytes)", field=field)
         with self._lock:
-            if len(self.regions) >= self._limits.max_regions:
-                raise RegionLimitError(f"the session has {len(self.regions)} regions, as many as may be (max_regions)")
-            if sum(region.size for region in self.regions.values()) + size > self._limits.max_session_bytes:
+            mapped = [*self.regions.values(), *self._unsettled]
+            if len(mapped) >= self._limits.max_regions:
+                raise RegionLimitError(f"the session has {len(mapped)} regions, as many as may be (max_regions)")
+            if sum(region.size for region in mapped) + size > self._limits.max_session_bytes:
                 raise RegionLimitError(
                     f"regions of at most {self._limits.max_session_bytes} bytes (max_session_bytes) may be mapped"
                 )
@@ -103,7 +105,7 @@ class Session:
         return region_id
 
     def take_region(self, region_id: int) -> Region:
-        """Takes a region out of the session, with the plans and prepared batches over it; the caller closes it."""
+        """Takes a region out of the session, with the plans and prepared batches over it; `close_region` must follow."""
         with self._lock:
             region = self.regions.pop(region_id, None)
             if region is None:
@@ -112,7 +114,7 @@ class Session:
                 del self.plans[plan_id]
                 self._metrics.plans.dec()
             self.batches.clear()
-            self._count(region, -1)
+            self._unsettled.append(region)
         return region
 
     def lane_batch(self, plan_id: int) -> Batch | None:
@@ -154,12 +156,28 @@ class Session:
         """Closes a region that was taken, once no call without a turn can touch it any more; not in the turn.
 
         Raises:
-            DeadlinePassedError: such calls do not end in time; the region is closed with the session.
+            DeadlinePassedError: such calls do not end in time; the region is closed when they have ended, and counts
+                among the session's until then.
         """
         if not self.settle(timeout):
-            self._unsettled.append(region)
-            raise DeadlinePassedError("ordered calls that were accepted before are not over; the region stays mapped")
+            threading.Thread(target=self._close_late, args=(region,), name="topkd-unmap", daemon=True).start()
+            raise DeadlinePassedError("calls that were accepted before are not over; the region stays mapped till then")
+        self._close(region)
+
+    def _close_late(self, region: Region) -> None:
+        """Closes a region once what may touch it is over, however long that takes."""
+        self.settle(threading.TIMEOUT_MAX)
+        with suppress(KernelFailedError):  # of lanes that do not end: the region is closed with the session
+            self._close(region)
+
+    def _close(self, region: Region) -> None:
+        """Closes a region that was taken, unless the session's end has."""
         with self.lanes_held():
+            with self._lock:
+                if region not in self._unsettled:
+                    return
+                self._unsettled.remove(region)
+                self._count(region, -1)
             region.close()
 
     def _count(self, region: Region, sign: int) -> None:
@@ -202,10 +220,10 @@ class Session:
             self._metrics.plans.dec(len(self.plans))
             self.plans.clear()
             regions, self.regions = list(self.regions.values()), {}
-            for region in regions:
-                self._count(region, -1)
             regions += self._unsettled
             self._unsettled = []
+            for region in regions:
+                self._count(region, -1)
         for region in regions:
             region.close()
 

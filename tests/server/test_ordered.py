@@ -10,7 +10,16 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.server.harness import Memory, ServerProcess, Session, details, eventually, inline, select
+from tests.server.harness import (
+    Memory,
+    ServerProcess,
+    Session,
+    SideRefusedError,
+    details,
+    eventually,
+    inline,
+    select,
+)
 from tests.server.test_tcp import attached
 from topkd._words import CLIENT_BELL, POISON, Words
 from topkd.v1 import selection_pb2, selection_pb2_grpc
@@ -265,6 +274,30 @@ def test_a_region_is_released_when_the_calls_over_it_are_over(caller: Caller) ->
     with pytest.raises(grpc.RpcError) as caught:
         caller.send(1, slot=0, ready=1, done=2)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_region_whose_release_ran_out_of_time_counts_until_it_is_unmapped(
+    front: ServerProcess, caller: Caller
+) -> None:
+    def mapped() -> tuple[float, float]:
+        page = front.metrics()
+        return page['topkd_regions{memory="memfd"}'], page['topkd_region_bytes{memory="memfd"}']
+
+    eventually(lambda: mapped() == (1, 1 << 16))
+    large = caller.session.register(1 << 24)
+    caller.send(0, slot=0, ready=1, done=1, timeout_ms=10_000)
+    request = selection_pb2.ReleaseRegionRequest(region_id=large.region_id)
+    with pytest.raises(grpc.RpcError) as caught:
+        caller.session.stub.ReleaseRegion(request, timeout=0.3, metadata=caller.session.metadata)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    time.sleep(0.6)  # the worker has told the front
+    assert mapped() == (2, (1 << 16) + (1 << 24))
+    with pytest.raises(SideRefusedError, match="max_session_bytes"):
+        caller.session.register(1 << 24)
+    caller.let(0, 1)
+    assert caller.came(0, 1)
+    eventually(lambda: mapped() == (1, 1 << 16))
+    caller.session.register(1 << 24)
 
 
 def test_a_plan_is_called_in_order(caller: Caller) -> None:
