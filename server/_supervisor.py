@@ -39,6 +39,7 @@ class WorkerProcess:
         state: "starting", "spare", "busy", "ending" or "dead".
         shared: serves the sessions attached over TCP.
         detached: the client of its session has ended it in order.
+        overdue: it was told to end, has not within its grace, and was killed for that.
         on_exit: called in the loop when the process has ended.
     """
 
@@ -51,6 +52,7 @@ class WorkerProcess:
         self.shared = shared
         self.state = "starting"
         self.detached = False
+        self.overdue = False
         self.failure = ""
         self.on_exit: Callable[[], None] | None = None
         self._opening: dict[str, asyncio.Future[None]] = {}
@@ -101,14 +103,14 @@ class WorkerProcess:
         Waits until the worker knows, 2 s at most: its sockets close before it ends.
 
         Returns:
-            "worker_lost": the process has failed or was killed. "detached": its client has said that it ends the
-            session. "client_gone": it has not.
+            "worker_lost": the process has failed, or was killed by others than its front. "detached": its client has
+            said that it ends the session. "client_gone": it has not.
         """
         for _ in range(200):
             if self.detached:
                 return "detached"
             if self.state == "dead":
-                return "worker_lost" if self.popen.returncode != 0 else "client_gone"
+                return "worker_lost" if self.popen.returncode != 0 and not self.overdue else "client_gone"
             await asyncio.sleep(0.01)
         return "client_gone"
 
@@ -267,7 +269,9 @@ class Supervisor:
         self._collector.retire(worker)
         Path(worker.path).unlink(missing_ok=True)
         by_itself = was == "busy" and not worker.shared and code == 0  # it saw its client's end before we did
-        expected = was == "ending" or self._stopping or by_itself
+        # Clients hang up at their worker's end: one that failed is often told to end before we know of its failure.
+        as_told = was == "ending" and (code == 0 or worker.overdue)
+        expected = as_told or self._stopping or by_itself
         report = self._log.debug if expected else self._log.error
         report("worker_ended", worker=worker.popen.pid, state=was, exit_code=code, failure=worker.failure)
         worker.lose_openings()
@@ -344,6 +348,7 @@ class Supervisor:
 
     def _kill_late(self, worker: WorkerProcess) -> None:
         if worker.state != "dead":
+            worker.overdue = True
             self._metrics.worker_kills.inc()
             self._log.warning("worker_killed", worker=worker.popen.pid)
             worker.kill()

@@ -110,6 +110,33 @@ def test_a_worker_that_sees_its_clients_end_first_has_not_crashed(front: ServerP
     assert front.metrics()["topkd_worker_crashes_total"] == crashes
 
 
+def test_a_worker_that_fails_after_its_client_has_hung_up_has_crashed(front: ServerProcess) -> None:
+    """A client hangs up as soon as its worker's sockets close, which is before the process has ended."""
+    lost, crashes = ended(front, "worker_lost"), front.metrics()["topkd_worker_crashes_total"]
+    session = Session(front)
+    pid = front.wait_event("attached", session=session.info.session_id)["worker"]
+    os.kill(pid, signal.SIGSTOP)
+    session.close()
+    eventually(lambda: front.metrics()['topkd_workers{state="ending"}'] == 1, 5)
+    os.kill(pid, signal.SIGKILL)
+    assert front.wait_event("session_ended", session=session.info.session_id)["cause"] == "worker_lost"
+    assert ended(front, "worker_lost") == lost + 1
+    assert front.metrics()["topkd_worker_crashes_total"] == crashes + 1
+
+
+def test_a_worker_that_is_killed_for_being_late_has_not_crashed(front: ServerProcess) -> None:
+    gone, page = ended(front, "client_gone"), front.metrics()
+    session = Session(front)
+    pid = front.wait_event("attached", session=session.info.session_id)["worker"]
+    os.kill(pid, signal.SIGSTOP)
+    session.close()
+    assert front.wait_event("session_ended", session=session.info.session_id)["cause"] == "client_gone"
+    eventually(lambda: front.metrics()["topkd_worker_kills_total"] == page["topkd_worker_kills_total"] + 1, 10)
+    eventually(lambda: front.metrics()['topkd_workers{state="ending"}'] == 0, 5)
+    assert ended(front, "client_gone") == gone + 1
+    assert front.metrics()["topkd_worker_crashes_total"] == page["topkd_worker_crashes_total"]
+
+
 def test_attaches_are_timed_and_those_after_a_loss_counted(front: ServerProcess) -> None:
     names = ('topkd_reattaches_total{transport="unix"}', 'topkd_attach_seconds_count{transport="unix"}')
     before = [front.metrics()[name] for name in names]
