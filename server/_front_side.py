@@ -97,6 +97,7 @@ class SideListener:
         self._log = log
         self._attach = attach
         self._tasks: set[asyncio.Task[None]] = set()
+        self._silent: dict[asyncio.Task[None], None] = {}  # those whose first packet has not come, the oldest first
         self._watch = HangupWatch()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
@@ -109,21 +110,35 @@ class SideListener:
             asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
+        """Accepts one connection. Where too many wait, the one that has been silent the longest has to go."""
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:  # out of descriptors: try again a little later
-                self._log.warning("accept_failed", error=str(error))
-                loop.remove_reader(self._listener)
-                loop.call_later(0.1, self._listen)
-                return
-            connection.setblocking(False)
-            task = loop.create_task(self._serve(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # out of descriptors: try again a little later
+            self._log.warning("accept_failed", error=str(error))
+            loop.remove_reader(self._listener)
+            loop.call_later(0.1, self._listen)
+            return
+        connection.setblocking(False)
+        if len(self._tasks) >= self._most and self._silent:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.cancel()
+        task = loop.create_task(self._serve(connection))
+        self._tasks.add(task)
+        self._silent[task] = None
+        task.add_done_callback(self._over)
+
+    @property
+    def _most(self) -> int:
+        """Connections that may be open, those that wait among them."""
+        return self._config.limits.max_sessions + _PENDING
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._silent.pop(task, None)
 
     async def _serve(self, connection: socket.socket) -> None:
         """Runs one connection from its accept to the session's end."""
@@ -135,11 +150,12 @@ class SideListener:
             # Read before a refusal too: a connection closed on unread data loses the reply.
             async with asyncio.timeout(self._config.attach_timeout_s if allowed else _UNWANTED_SECONDS):
                 packet = await side.read_packet()
+            self._silent.pop(asyncio.current_task(), None)  # type: ignore[arg-type]  # this is a task
             if packet is None:
                 return
             if not allowed:
                 raise PeerNotAllowedError(f"uid {peer.uid} is not on the server's allow list")
-            if len(self._tasks) > self._config.limits.max_sessions + _PENDING:
+            if len(self._tasks) > self._most:
                 raise SessionLimitError("too many connections wait to attach", retry_after_ms=1000)
             await self._attach(side, parse_attach(packet), log)
         except ServerError as error:

@@ -105,7 +105,7 @@ class Session:
         return region_id
 
     def take_region(self, region_id: int) -> Region:
-        """Takes a region out of the session, with the plans and prepared batches over it; `close_region` must follow."""
+        """Takes a region out of the session, with plans and prepared batches over it; `close_region` must follow."""
         with self._lock:
             region = self.regions.pop(region_id, None)
             if region is None:

@@ -145,6 +145,7 @@ class Supervisor:
         self._workers: set[WorkerProcess] = set()
         self._changed = asyncio.Condition()
         self._failures = 0
+        self._retry: asyncio.TimerHandle | None = None  # after a start that failed in this process
         self._waiting = 0  # clients in `take`
         self._stopping = False
         self._failed = ""
@@ -184,22 +185,41 @@ class Supervisor:
         spares = [worker for worker in own if worker.state == "spare"]
         wanted = self.wanted_spares()
         room = max(_STARTS_AT_ONCE, wanted) - (len(own) - len(spares))
-        for _ in range(min(room, max(wanted, self._waiting) - len(own))):
-            self._spawn(shared=False)
+        missing = [False] * min(room, max(wanted, self._waiting) - len(own))
+        if self._config.tcp_address is not None and not any(worker.shared for worker in self._workers):
+            missing.append(True)
+        try:
+            for shared in missing:
+                self._spawn(shared)
+        except OSError as error:
+            self._put_off(error)
         for worker in spares[max(self._config.spares, self._waiting) :]:
             self.end(worker, {"t": "drain", "grace_s": 0.0}, self._config.session_grace_s)
-        if self._config.tcp_address is not None and not any(worker.shared for worker in self._workers):
-            self._spawn(shared=True)
+
+    def _put_off(self, error: OSError) -> None:
+        """Tries again after a back-off: the machine is out of processes, memory or descriptors, maybe for a moment."""
+        self._failures += 1
+        self._log.error("worker_start_failed", error=str(error), failures=self._failures)
+        self._give_up(f"no worker can be started: {error}")
+        self._notify()
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = self._loop.call_later(self._backoff(), self.fill)
 
     def _spawn(self, shared: bool) -> None:
         ours, theirs = control_pair()
         path = self._directory.socket_path(worker_socket_name())
-        with theirs:
-            popen = subprocess.Popen(
-                self._command(theirs.fileno(), path, shared), pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
-            )
+        with contextlib.ExitStack() as failed:
+            failed.callback(ours.close)
+            with theirs:
+                popen = subprocess.Popen(
+                    self._command(theirs.fileno(), path, shared), pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
+                )
+            failed.callback(popen.wait)
+            failed.callback(popen.kill)
+            worker = WorkerProcess(popen, ours, path, shared)
+            failed.pop_all()
         ours.setblocking(False)
-        worker = WorkerProcess(popen, ours, path, shared)
         self._workers.add(worker)
         self._metrics.worker_starts.inc()
         self._loop.add_reader(ours, self._read, worker)
@@ -281,13 +301,15 @@ class Supervisor:
             self._metrics.worker_crashes.inc()
         if not expected and was in ("starting", "spare"):
             self._failures += 1
-            self._give_up(worker, code)
+            why = worker.failure or f"the worker ended with {code} before it was ready, {self._failures} times"
+            self._give_up(why, at_once=bool(worker.failure))
         self._notify()
         self._loop.call_later(self._backoff(), self.fill)
 
-    def _give_up(self, worker: WorkerProcess, code: int) -> None:
-        if self.facts is None and (worker.failure or self._failures >= _START_TRIES):
-            self._failed = worker.failure or f"the worker ended with {code} before it was ready, {self._failures} times"
+    def _give_up(self, why: str, at_once: bool = False) -> None:
+        """Fails the start, if this is one, at once or after several tries."""
+        if self.facts is None and (at_once or self._failures >= _START_TRIES):
+            self._failed = why
 
     def _backoff(self) -> float:
         return min(_LONGEST_BACKOFF_S, 0.1 * 2.0**self._failures) if self._failures else 0.0

@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e import processes, raw, scrape
 from tests.e2e.raw import RawSession, Side, attach_request, attached, memfd
-from tests.e2e.servers import Running
+from tests.e2e.servers import Running, health
 from topkd.v1 import selection_pb2, side_pb2
 
 pytestmark = pytest.mark.timeout(60)
@@ -121,6 +121,24 @@ def test_silent_and_abandoned_connections_hold_up_nobody(cpu: Running) -> None:
     for side in silent:
         side.close()
     assert took < 10, f"an attach took {took:.1f} s beside silent peers"  # one of the abandoned took the warm spare
+
+
+def test_any_number_of_silent_connections_takes_a_few_descriptors(cpu: Running) -> None:
+    """The oldest of them have to go, so that an attach, health and metrics have theirs."""
+    cpu.settle()
+    before, silent = processes.descriptors(cpu.pid), []
+    for _ in range(400):
+        silent.append(Side(cpu.socket_dir))
+        assert processes.descriptors(cpu.pid) < before + 100
+    with attached(cpu.socket_dir) as session, raw.front(cpu.socket_dir) as channel:
+        serves(session)
+        assert health(channel) == "SERVING"
+    assert silent[0].receive() == (None, []), "the oldest was not sent away"
+    silent[-1].socket.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        silent[-1].socket.recv(1)
+    for side in silent:
+        side.close()
 
 
 def test_a_client_that_reads_no_answer_blocks_itself_only(cpu: Running, session: RawSession) -> None:

@@ -60,7 +60,8 @@ def test_the_ends_of_sessions_are_told_apart(front: ServerProcess, cause: str) -
     assert front.metrics()["topkd_worker_crashes_total"] == crashes + (cause == "worker_lost")
 
 
-def test_a_client_that_waits_for_a_worker_is_no_open_session(front: ServerProcess) -> None:
+def test_a_client_that_waits_for_a_worker_is_no_open_session(roomy: ServerProcess) -> None:
+    front = roomy  # with one spare
     gauge = 'topkd_sessions{transport="unix"}'
     eventually(lambda: front.metrics()[gauge] == 0, 30)
     eventually(lambda: front.metrics()['topkd_workers{state="spare"}'] == 1, 60)
@@ -191,9 +192,9 @@ def test_a_family_without_code_is_a_fallback_reason_in_the_words_of_the_choice(m
 
 @pytest.fixture(scope="module")
 def roomy() -> Iterator[ServerProcess]:
-    """A server that takes many plans."""
+    """A server that takes many plans, with one spare."""
     path = Path(tempfile.mkdtemp(prefix="topkd-"))
-    server = ServerProcess(path / "s", max_plans=PLANS, max_sessions=1)
+    server = ServerProcess(path / "s", max_plans=PLANS, max_sessions=2)
     try:
         yield server.wait_serving()
     finally:

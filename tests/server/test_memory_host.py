@@ -19,7 +19,7 @@ GOOD = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 @contextmanager
 def memfd(size: int, seals: int) -> Iterator[int]:
-    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create("test-host", os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
@@ -83,10 +83,10 @@ def test_views_share_memory_and_are_dropped() -> None:
         empty = region.tensor(View(tensor_pb2.D_TYPE_FLOAT32, (0, 9), (9, 1), 0))
         assert empty.shape == (0, 9)
         maps = Path("/proc/self/maps")
-        assert maps.read_text().count("memfd:test") == 2
+        assert maps.read_text().count("memfd:test-host") == 2
         del view
         region.close()
-        assert maps.read_text().count("memfd:test") == 1
+        assert maps.read_text().count("memfd:test-host") == 1
 
 
 def test_overlapping_rows() -> None:

@@ -1,5 +1,8 @@
 """Clients that come at once: a worker starts for each, several together, and none is left over."""
 
+import os
+import resource
+import signal
 import socket
 from pathlib import Path
 
@@ -51,4 +54,22 @@ def test_workers_of_clients_that_went_away_are_ended(short_dir: Path) -> None:
     eventually(lambda: _workers(server) == {"starting": 0, "spare": 1, "busy": 1, "ending": 0}, 60)
     assert _kind(sockets[0].recv(65536)) == "session"
     sockets[0].close()
+    assert server.stop() == 0
+
+
+def test_a_worker_is_started_once_the_machine_lets_it(short_dir: Path) -> None:
+    """The front is out of descriptors when its spare dies; nothing but time comes to its help."""
+    server = ServerProcess(short_dir / "s", log_level="debug").wait_serving()
+    (spare,) = server.children()
+    _, hard = resource.prlimit(server.popen.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.popen.pid, resource.RLIMIT_NOFILE, (8, hard))
+    os.kill(spare, signal.SIGKILL)
+    told = server.wait_event("worker_start_failed", failures=2)
+    assert "Too many open files" in told["error"]
+    assert not server.children()
+    resource.prlimit(server.popen.pid, resource.RLIMIT_NOFILE, (hard, hard))
+    eventually(server.children, 20)
+    sock = _attach(server)
+    assert _kind(sock.recv(65536)) == "session"
+    sock.close()
     assert server.stop() == 0
