@@ -66,6 +66,7 @@ def _memfd_error() -> str:
 def _look_at_server(args: argparse.Namespace) -> dict[str, Any]:
     from topkd._cli_info import health_status
     from topkd._options import directory_of_device, target_directory
+    from topkd._paths import device_directories
     from topkd.errors import ArgumentValueError
 
     directory = target_directory(args.target)
@@ -73,8 +74,10 @@ def _look_at_server(args: argparse.Namespace) -> dict[str, Any]:
     if directory is not None:
         try:
             directory = directory_of_device(directory, "")
-        except ArgumentValueError as error:
-            return facts | {"directory": str(directory), "directory_error": str(error)}
+        except ArgumentValueError:
+            folders = tuple(device_directories(directory))
+            error = f"has servers of several devices: {', '.join(folders)}"
+            return facts | {"directory": str(directory), "directory_error": error, "folders": folders}
         facts |= {"directory": str(directory), **_look_at_directory(directory)}
         if facts["directory_error"] or facts["socket_error"]:
             return facts
@@ -187,6 +190,9 @@ def directory(facts: Facts) -> Finding:
     rule, server = "socket.directory", facts.server
     if not server.directory:
         return skip(rule, f"the target is {server.target}")
+    if server.folders:
+        found = f"{server.directory} {server.directory_error}"
+        return fail(rule, found, f"name one: topkd doctor --target {server.directory}/{server.folders[0]}")
     if server.directory_error:
         return fail(
             rule,

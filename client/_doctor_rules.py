@@ -165,6 +165,7 @@ class ServerFacts:
         directory: Socket directory, "" for a TCP target.
         target: What was asked for, for people.
         directory_error: Why the directory cannot be used by a client, "" if it can.
+        folders: Those of it that hold a device's server each, if it has several and none was named.
         unsafe: What is unsafe about the directory, "" if nothing is.
         socket_error: Why the side socket cannot be connected, "" if it can.
         socket_missing: Whether the side socket is not there at all.
@@ -182,6 +183,7 @@ class ServerFacts:
     directory: str = ""
     target: str = ""
     directory_error: str = ""
+    folders: tuple[str, ...] = ()
     unsafe: str = ""
     socket_error: str = ""
     socket_missing: bool = False

@@ -150,3 +150,13 @@ def test_doctor_names_what_fails(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert re.search(r"^fail  socket\.directory .* mode 0777: others can write", out, re.MULTILINE)
     assert re.search(r"^fail  socket\.attach .* no server runs there\n +-> topkd serve$", out, re.MULTILINE)
     assert out.splitlines()[-1].startswith("failed: socket.directory, socket.attach")
+
+
+def test_doctor_of_several_servers_asks_for_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("cpu-0", "cpu-1"):
+        (tmp_path / name).mkdir()
+    assert main(["doctor", "--target", str(tmp_path), "--quiet"]) == 1
+    out = capsys.readouterr().out
+    assert f"{tmp_path} has servers of several devices: cpu-0, cpu-1\n" in out
+    assert f"-> name one: topkd doctor --target {tmp_path}/cpu-0\n" in out
+    assert out.splitlines()[-1].startswith("failed: socket.directory")
