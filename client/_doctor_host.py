@@ -66,10 +66,14 @@ def _memfd_error() -> str:
 def _look_at_server(args: argparse.Namespace) -> dict[str, Any]:
     from topkd._cli_info import health_status
     from topkd._options import directory_of_device, target_directory
-    from topkd._paths import device_directories
-    from topkd.errors import ArgumentValueError
+    from topkd._paths import device_directories, find_socket_dir
+    from topkd.errors import ArgumentValueError, PermissionDeniedError
 
-    directory = target_directory(args.target)
+    try:
+        directory = target_directory(args.target)
+    except PermissionDeniedError as error:
+        found = str(find_socket_dir())
+        return {"target": found, "directory": found, "directory_error": str(error)}
     facts: dict[str, Any] = {"target": str(directory or args.target)}
     if directory is not None:
         try:

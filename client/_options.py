@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from topkd._paths import device_directories, find_socket_dir
+from topkd._paths import device_directories, find_socket_dir, stranger_of
 from topkd._types import TlsOptions
-from topkd.errors import ArgumentTypeError, ArgumentValueError
+from topkd.errors import ArgumentTypeError, ArgumentValueError, PermissionDeniedError
 
 __all__ = [
     "Deadline",
@@ -70,9 +70,18 @@ class Options:
 
 
 def target_directory(target: str | os.PathLike[str] | None) -> Path | None:
-    """Returns the socket directory that a target names, None if it is a host and port."""
+    """Returns the socket directory that a target names, None if it is a host and port.
+
+    Raises:
+        PermissionDeniedError: There is no target, and the default directory in /tmp is another user's.
+    """
     if target is None:
-        return find_socket_dir()
+        directory = find_socket_dir()
+        owner = stranger_of(directory)
+        if owner is not None:
+            text = f"{directory} belongs to uid {owner}, not to this user: a server there may be anybody's"
+            raise PermissionDeniedError(f"{text}. Name the server's directory (target, or TOPKD_SOCKET_DIR)")
+        return directory
     text = os.fspath(target)
     if text.startswith("unix:"):
         return Path(text.removeprefix("unix:"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["ATTACH_SOCKET", "GRPC_SOCKET", "default_socket_dir", "device_directories", "find_socket_dir"]
+__all__ = ["ATTACH_SOCKET", "GRPC_SOCKET", "default_socket_dir", "device_directories", "find_socket_dir", "stranger_of"]
 
 ATTACH_SOCKET = "attach.sock"
 """File name of the side socket in a socket directory."""
@@ -19,7 +19,25 @@ _DEVICES = ("GPU-", "MIG-", "cpu-")
 
 def _personal_dir() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "topkd" if runtime else Path(f"/tmp/topkd-{os.getuid()}")
+    return Path(runtime) / "topkd" if runtime else _public_dir()
+
+
+def _public_dir() -> Path:
+    return Path(f"/tmp/topkd-{os.getuid()}")
+
+
+def stranger_of(directory: Path) -> int | None:
+    """Returns the user who made the directory in /tmp that should be this user's own; None if no other has.
+
+    Anybody can make a directory there, and a server in it would be given this user's memory.
+    """
+    if directory != _public_dir():
+        return None
+    try:
+        owner = directory.lstat().st_uid
+    except OSError:
+        return None
+    return None if owner == os.getuid() else owner
 
 
 def default_socket_dir() -> Path:

@@ -52,6 +52,7 @@ _STREAM_METHOD = f"/{SERVICE}/SelectTopKStream"
 _NS = 1e-9
 _FILLS_KEPT = 60
 """Readings of the queue's fill that a flush looks at: four a second for 15 s, a usual scrape interval."""
+_REFUSING_THREADS = 8
 _LONGEST_SETTLE_S = 20.0
 """That a release waits for ordered calls; each ends within its time-outs."""
 Context = Any  # grpc.ServicerContext, whose stubs lack what is used here
@@ -416,16 +417,21 @@ def _regions_of(selection: selection_pb2.Selection) -> frozenset[int]:
 
 
 def make_server(
-    service: SelectionService, interceptor: TokenInterceptor, limits: ServerLimits, address: str
+    service: SelectionService, interceptor: TokenInterceptor, limits: ServerLimits, address: str, *, shared: bool
 ) -> grpc.Server:
-    """Makes and binds the worker's server; the caller starts it."""
+    """Makes and binds the worker's server; the caller starts it.
+
+    All that may wait of all sessions, a full queue of each, leaves threads over that refuse the rest at once.
+    """
     options = [
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", limits.max_message_bytes),
         ("grpc.so_reuseport", 0),
     ]
-    threads = limits.max_queue + 8 + limits.max_streams * limits.max_sessions  # the shared worker serves many sessions
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="topkd-rpc")
+    sessions = limits.max_sessions if shared else 1
+    pool = ThreadPoolExecutor(
+        (limits.max_queue + limits.max_streams) * sessions + _REFUSING_THREADS, thread_name_prefix="topkd-rpc"
+    )
     server = grpc.server(pool, handlers=[service.handler()], interceptors=[interceptor], options=options)
     server.add_insecure_port(address)
     return server

@@ -62,7 +62,8 @@ class Worker:
         self._sessions = SessionTable()
         self._service = SelectionService(self._backend, self._limits, self._metrics, log)
         interceptor = TokenInterceptor(self._sessions, self._metrics)
-        self._server = make_server(self._service, interceptor, self._limits, f"unix:{options.socket}")
+        address = f"unix:{options.socket}"
+        self._server = make_server(self._service, interceptor, self._limits, address, shared=options.shared)
         Path(options.socket).chmod(SOCKET_MODE)
 
     def start(self) -> None:

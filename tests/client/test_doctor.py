@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Server
+from topkd import _paths
 from topkd._doctor import examine
 from topkd._doctor_host import _same_pids
 from topkd._doctor_rules import Facts, Finding, GpuDevice, GpuFacts, HostFacts, ServerFacts, State, TorchFacts
@@ -160,3 +162,17 @@ def test_doctor_of_several_servers_asks_for_one(tmp_path: Path, capsys: pytest.C
     assert f"{tmp_path} has servers of several devices: cpu-0, cpu-1\n" in out
     assert f"-> name one: topkd doctor --target {tmp_path}/cpu-0\n" in out
     assert out.splitlines()[-1].startswith("failed: socket.directory")
+
+
+def test_doctor_names_a_default_directory_of_another_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("TOPKD_SOCKET_DIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_paths, "_SYSTEM_DIR", tmp_path / "run")
+    monkeypatch.setattr(_paths, "_public_dir", lambda: tmp_path)
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    assert main(["doctor", "--quiet"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(rf"^fail  socket\.directory .* belongs to uid {user}, not to this user", out, re.MULTILINE), out

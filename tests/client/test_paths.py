@@ -7,7 +7,7 @@ import pytest
 
 from topkd import _paths
 from topkd._options import directory_of_device, target_directory
-from topkd.errors import ArgumentValueError
+from topkd.errors import ArgumentValueError, PermissionDeniedError
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +41,21 @@ def test_a_client_goes_where_a_socket_is(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert _paths.find_socket_dir() == tmp_path / "run"
     (tmp_path / "topkd" / _paths.GRPC_SOCKET).touch()
     assert _paths.find_socket_dir() == tmp_path / "topkd"
+
+
+def test_a_default_directory_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever makes /tmp/topkd-UID first is asked for by the clients of that user."""
+    monkeypatch.setattr(_paths, "_public_dir", lambda: tmp_path / "public")
+    assert target_directory(None) == tmp_path / "public"
+    (tmp_path / "public").mkdir()
+    assert target_directory(None) == tmp_path / "public"
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    for make in (lambda: None, (tmp_path / "public" / _paths.GRPC_SOCKET).touch):
+        make()
+        with pytest.raises(PermissionDeniedError, match=f"uid {user}.*TOPKD_SOCKET_DIR"):
+            target_directory(None)
+    assert target_directory(tmp_path / "public") == tmp_path / "public"  # named: the caller's own decision
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -253,6 +255,44 @@ def _tries(client: topkd.Client) -> bool:
     except topkd.UnavailableError:
         return False
     return True
+
+
+def test_full_queues_of_some_sessions_let_the_others_be_refused_at_once(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    target = f"127.0.0.1:{processes.free_port()}"
+    limits = {"sessions": 3, "queue": 8, "streams": 1}
+    launch(tcp=target, tcp_token_file=tmp_path / "token", limits=limits)
+    large = inline_request(np.random.default_rng(1).permutation(8_000_000).astype(np.float32)[None])
+    small = inline_request(np.ones((1, 4), np.float32))
+    with contextlib.ExitStack() as stack:
+        first, second, third = (stack.enter_context(by_hand(target)) for _ in range(3))
+        busy = [first(large) for _ in range(8)]
+        waiting = [session(small) for session in (second, third) for _ in range(8)]
+        time.sleep(0.2)  # the calls of a channel are sent one after another
+        excess = [third(small) for _ in range(4)]
+        processes.wait_until(lambda: all(call.done() for call in excess), 10, "what is too much is answered")
+        assert not busy[-1].done(), "the long calls were to be running still: make them longer"
+        for call in excess:
+            assert raw.refusal(call.exception()).reason == "QUEUE_FULL"
+        for call in (*busy, *waiting):
+            assert call.result()
+
+
+def inline_request(scores: np.ndarray[Any, Any]) -> selection_pb2.SelectTopKRequest:
+    options: dict[str, Any] = {"order": selection_pb2.ORDER_VALUE, "ties": selection_pb2.TIES_LOWEST}
+    return raw.batch(selection_pb2.Selection(input=raw.inline(scores), k=2, **options))
+
+
+@contextlib.contextmanager
+def by_hand(target: str) -> Iterator[Callable[[selection_pb2.SelectTopKRequest], Any]]:
+    """Attaches, and gives a function that begins a call of the session."""
+    with grpc.insecure_channel(target, raw.OPTIONS) as channel:
+        control = control_pb2_grpc.ControlServiceStub(channel)
+        stream = control.Attach(control_pb2.AttachRequest(), metadata=(("topkd-attach-token", TOKEN),))
+        metadata = (("topkd-token", next(stream).session.token),)
+        select = selection_pb2_grpc.SelectionServiceStub(channel).SelectTopK
+        yield lambda request: select.future(request, metadata=metadata, timeout=60)
+        stream.cancel()
 
 
 def test_tls_with_a_token_and_with_certificates(launch: Launch, tmp_path: Path) -> None:
