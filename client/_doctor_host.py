@@ -71,9 +71,9 @@ def _look_at_server(args: argparse.Namespace) -> dict[str, Any]:
 
     try:
         directory = target_directory(args.target)
-    except PermissionDeniedError as error:
+    except PermissionDeniedError as refusal:
         found = str(find_socket_dir())
-        return {"target": found, "directory": found, "directory_error": str(error)}
+        return {"target": found, "directory": found, "directory_error": str(refusal)}
     facts: dict[str, Any] = {"target": str(directory or args.target)}
     if directory is not None:
         try:
