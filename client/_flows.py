@@ -20,7 +20,6 @@ from topkd._prepare import Prepared, prepare_merges, prepare_selections
 from topkd._status import CallFailedError
 from topkd.errors import (
     DeadlineExceededError,
-    ProtocolError,
     ResourceExhaustedError,
     SessionLostError,
     UnavailableError,
@@ -314,49 +313,35 @@ def select(
     host = check_wait(wait)
     if not selections:
         return []
-
-    def prepare(session: Session, may_grow: bool) -> Prepared:
-        return prepare_selections(session, core.arena, selections, may_grow)
-
-    compute = partial(_local.select, selections)
-    call = partial(_call, core, "select_topk", prepare, timeout, host=host, send=send)
-    return (yield from _served(core, call, compute, len(selections)))
+    core.raise_ordered()
+    prepare = partial(prepare_selections, core.arena, selections)
+    try:
+        prepared, reply = yield from _call(core, "select_topk", prepare, timeout, host=host, send=send)
+    except UnavailableError:
+        if not core.options.local:
+            raise
+        here: list[SelectResult] = yield Blocking(partial(_local.select, selections))
+        return here
+    return prepared.results(reply)
 
 
 def merge(core: Core, merges: Sequence[Merge], timeout: float | None) -> Flow[list[SelectResult]]:
     """MergeTopK, or its local substitute."""
-
-    def prepare(session: Session, may_grow: bool) -> Prepared:
-        return prepare_merges(session, core.arena, merges, may_grow)
-
-    call = partial(_call, core, "merge_topk", prepare, timeout)
-    return (yield from _served(core, call, partial(_local.merge, merges), len(merges)))
-
-
-def _served(
-    core: Core,
-    call: Callable[[], Flow[tuple[Prepared, Any]]],
-    compute: Callable[[], list[SelectResult]],
-    count: int,
-) -> Flow[list[SelectResult]]:
-    """Calls the server; computes here while none is there, if the client may. `count` is the number of entries."""
     core.raise_ordered()
     try:
-        prepared, reply = yield from call()
+        prepared, reply = yield from _call(core, "merge_topk", partial(prepare_merges, core.arena, merges), timeout)
     except UnavailableError:
         if not core.options.local:
             raise
-        local: list[SelectResult] = yield Blocking(compute)
-        return local
-    if len(reply.results) != count:
-        raise ProtocolError(f"the server sent {len(reply.results)} results for {count} entries")
+        here: list[SelectResult] = yield Blocking(partial(_local.merge, merges))
+        return here
     return prepared.results(reply)
 
 
 def info(core: Core, timeout: float | None) -> Flow[ServerInfo]:
     """GetServerInfo."""
     request = Prepared(control_pb2.GetServerInfoRequest())
-    _, reply = yield from _call(core, "server_info", lambda session, _: request, timeout)
+    _, reply = yield from _call(core, "server_info", lambda session, may_grow: request, timeout)
     return _codec.read_info(reply.info)
 
 

@@ -48,8 +48,10 @@ class Output:
 
     def result(self, entry: Any, queue_time: float) -> SelectResult:
         """Reads an entry of the reply."""
-        indices = self._deliver(self.indices, self.given_indices, entry, "indices")
-        values = self._deliver(self.values, self.given_values, entry, "values")
+        indices, values = self.indices, self.values
+        if not self.is_there(entry):
+            indices = self._deliver(indices, self.given_indices, entry, "indices")
+            values = self._deliver(values, self.given_values, entry, "values")
         return SelectResult(indices, values, entry.kernel, entry.device_time_ns * 1e-9, queue_time)
 
     def _deliver(self, array: Any, given: View | None, entry: Any, field: str) -> Any:

@@ -7,6 +7,7 @@ a staged copy after the call.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,7 @@ from topkd import _arrays, _codec
 from topkd._arena import NeedMemory, Stale, take_over, tensor_over
 from topkd._arrays import HOST, View
 from topkd._output import check_given
-from topkd.errors import ArgumentValueError, CaptureError
+from topkd.errors import ArgumentValueError, CaptureError, ProtocolError
 
 if TYPE_CHECKING:
     from topkd._arena import Arena
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "Placer", "Prepared", "library_of", "tensor_key"]
 
+_first_byte: Final[Any] = ctypes.c_char.from_buffer
 _INLINE: Final = 4096
 """Host tensors up to so many bytes are staged in the message: cheaper than a slot and no slower to read."""
 
@@ -57,9 +59,15 @@ class Prepared:
             self.stream = _current_stream(value)
 
     def results(self, reply: Any) -> list[SelectResult]:
-        """Reads the reply, copies staged outputs back, in the call's stream."""
-        queued = reply.queue_time_ns * 1e-9
-        entries = list(zip(self.outputs, reply.results, strict=True))
+        """Reads the reply, copies staged outputs back, in the call's stream.
+
+        Raises:
+            ProtocolError: The reply has another number of results.
+        """
+        queued, results = reply.queue_time_ns * 1e-9, reply.results
+        if len(results) != len(self.outputs):
+            raise ProtocolError(f"the server sent {len(results)} results for {len(self.outputs)} entries")
+        entries = list(zip(self.outputs, results, strict=True))
         if self.stream is None or all(output.is_there(entry) for output, entry in entries):
             return [output.result(entry, queued) for output, entry in entries]
         import torch
@@ -71,10 +79,18 @@ class Prepared:
 def tensor_key(value: Any) -> tuple[Any, ...]:
     """Returns what tells where an array or tensor is, and how it lies there. Raises for anything else."""
     if type(value) is np.ndarray:
-        return value.__array_interface__["data"][0], value.shape, value.strides, value.dtype
+        return _address(value), value.shape, value.strides, value.dtype
     if value.is_neg():
         raise TypeError("the bits of a lazily negated view are not its elements")
     return value.data_ptr(), value.shape, value.stride(), value.dtype
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    """Returns where an array begins: by its buffer, where it has one, in a quarter of the time that numpy takes."""
+    try:
+        return ctypes.addressof(_first_byte(array))
+    except (TypeError, ValueError):  # not contiguous, read-only, without elements, of a dtype that buffers do not know
+        return int(array.__array_interface__["data"][0])
 
 
 class Placer:

@@ -37,7 +37,7 @@ def prepare_plan(session: Session, arena: Arena, selection: Selection, may_grow:
 
 
 def prepare_selections(
-    session: Session, arena: Arena, selections: Sequence[Selection | PlanState], may_grow: bool
+    arena: Arena, selections: Sequence[Selection | PlanState], session: Session, may_grow: bool
 ) -> Prepared:
     """Builds a SelectTopK request.
 
@@ -48,7 +48,11 @@ def prepare_selections(
         CaptureError: The current stream is capturing.
     """
     key = _request_key(session, selections)
-    if key is not None and (known := session.index.requests.get(key)) is not None:
+    try:
+        known = session.index.requests.get(key)
+    except TypeError:  # something that cannot be hashed; what is wrong with it is said where it is encoded
+        key, known = None, None
+    if known is not None:
         return _again(session, known, selections)
     request = selection_pb2.SelectTopKRequest()
     placer = Placer(session, arena, may_grow, Prepared(request))
@@ -92,11 +96,9 @@ def _key(selection: Selection) -> Any:
             if type(output) is np.ndarray and not output.flags.writeable:
                 return None
         tensors = [None if value is None else tensor_key(value) for value in _tensors(selection)]
-        key = (_codec.options_key(selection), *tensors)
-        hash(key)
     except (AttributeError, RuntimeError, TypeError):
         return None  # what is wrong is said where it is encoded
-    return key
+    return _codec.options_key(selection), *tensors
 
 
 def _in_regions(item: selection_pb2.BatchItem) -> bool:
@@ -119,8 +121,8 @@ def _again(
             prepared.outputs.append(selection.output)
             continue
         prepared.note_device(session, selection.input)
-        device = selection.input.device if getattr(selection.input, "is_cuda", False) else None
-        library = library_of(selection.input)[0]
+        library, host = library_of(selection.input)
+        device = None if host else selection.input.device
         prepared.outputs.append(Output(library, device, selection.out_indices, None, selection.out_values, None))
     return prepared
 
@@ -172,7 +174,7 @@ def _output_shape(shape: Sequence[int], k: int, group: int) -> tuple[int, int] |
     return shape[0], k * group
 
 
-def prepare_merges(session: Session, arena: Arena, merges: Sequence[Merge], may_grow: bool) -> Prepared:
+def prepare_merges(arena: Arena, merges: Sequence[Merge], session: Session, may_grow: bool) -> Prepared:
     """Builds a MergeTopK request. Raises as `prepare_selections`."""
     request = selection_pb2.MergeTopKRequest()
     placer = Placer(session, arena, may_grow, Prepared(request))

@@ -1,5 +1,6 @@
 """The worker's gRPC side: SelectionService, behind the token check."""
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -53,6 +54,9 @@ _NS = 1e-9
 _FILLS_KEPT = 60
 """Readings of the queue's fill that a flush looks at: four a second for 15 s, a usual scrape interval."""
 _REFUSING_THREADS = 8
+_LANES_SWITCH_S = 0.5e-3
+"""That a thread keeps the interpreter from others once there are lanes: with Python's 5 ms armed ones run dry behind
+whoever is busy. Not before, because whoever waits for the interpreter sets a timer, and short ones cost a call 4 %."""
 _LONGEST_SETTLE_S = 20.0
 """That a release waits for ordered calls; each ends within its time-outs."""
 Context = Any  # grpc.ServicerContext, whose stubs lack what is used here
@@ -73,12 +77,14 @@ class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ign
         streams = details.method == _STREAM_METHOD
         if session is None:
             return self._stream_handler if streams else self._handler
-        handler = continuation(details)
-        if handler is None:
-            return None
-        if streams:
-            return grpc.stream_stream_rpc_method_handler(partial(handler.stream_stream, session))
-        return grpc.unary_unary_rpc_method_handler(partial(handler.unary_unary, session))
+        bound = session.handlers.get(details.method)
+        if bound is None and (handler := continuation(details)) is not None:
+            if streams:
+                bound = grpc.stream_stream_rpc_method_handler(partial(handler.stream_stream, session))
+            else:
+                bound = grpc.unary_unary_rpc_method_handler(partial(handler.unary_unary, session))
+            session.handlers[details.method] = bound
+        return bound
 
     def _refuse(self, _: object, context: Context) -> bytes:
         self._refused.inc()
@@ -343,6 +349,7 @@ class SelectionService:
                         raise FieldError("a plan of a lane has all its outputs in regions", field=path)
                     plan.batch = batch
             if session.lanes is None:
+                sys.setswitchinterval(_LANES_SWITCH_S)
                 numbers = range(FIRST_LANE, FIRST_LANE + self._limits.max_lanes)
                 slots = self._backend.open_slots(words, numbers, self._executor, self._recorder)
                 polled = Polled(words, self.queue, self._metrics, self._log)

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from topkd._words import Words
 from topkd.kernels import SelectRequest
@@ -63,6 +64,7 @@ class Session:
         words: the page that orders its calls; None over TCP.
         timeline: its ordered calls; None without words.
         lanes: None before the first is opened.
+        handlers: gRPC's, bound to the session, by method.
     """
 
     def __init__(self, session_id: str, limits: ServerLimits, metrics: ServerMetrics, remote: bool) -> None:
@@ -78,6 +80,7 @@ class Session:
         self.words: Words | None = None
         self.timeline: Timeline | None = None
         self.lanes: Lanes | None = None
+        self.handlers: dict[str, Any] = {}
         self._unsettled: list[Region] = []
         self._streams = 0
 

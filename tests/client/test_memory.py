@@ -4,9 +4,12 @@ import fcntl
 import gc
 import mmap
 import os
+import sys
 from collections import deque
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -14,6 +17,7 @@ import torch
 from topkd import _arrays
 from topkd._arena import SMALL, Arena, NeedMemory, Slot, size_class, tensor_over
 from topkd._memory import HostMemory
+from topkd._placer import tensor_key
 from topkd._regions import Record, RegionIndex
 
 FLOAT32 = _arrays.CODES["float32"]
@@ -54,6 +58,31 @@ def test_host_memory_is_closed_on_exec_and_freed_with_its_last_array() -> None:
     assert not mapped(address)
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda whole: whole,
+        lambda whole: whole[2:, 3:],
+        lambda whole: whole[:, ::2],
+        lambda whole: whole.T,
+        lambda whole: whole[::-1],
+        lambda whole: whole[:0],
+        lambda whole: whole[1:2, 5:6].reshape(()),
+        lambda whole: np.broadcast_to(whole[0], (3, 8)),
+        lambda whole: whole.view(np.float16),
+        lambda whole: whole.view(ml_dtypes.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("writeable", [True, False])
+def test_arrays_are_known_by_where_they_begin(make: Any, writeable: bool) -> None:
+    array = make(np.zeros((4, 8), np.float32)).view()
+    array.flags.writeable = array.flags.writeable and writeable
+    address, *rest = tensor_key(array)
+    assert address == array.__array_interface__["data"][0]
+    assert rest == [array.shape, array.strides, array.dtype]
+    assert sys.getrefcount(array) == 2, "nothing holds it"
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 256, 257, 4096, SMALL - 1, SMALL, SMALL + 1, 5_000_000, (1 << 30) + 1])

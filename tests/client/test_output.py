@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from topkd import _arrays, kernels
-from topkd._output import check_given, check_overlaps
-from topkd.errors import ArgumentTypeError, ArgumentValueError
+from topkd._output import Output, check_given, check_overlaps
+from topkd._placer import Prepared
+from topkd.errors import ArgumentTypeError, ArgumentValueError, ProtocolError
+from topkd.v1 import selection_pb2
 
 BUFFER = np.zeros((8, 64), np.int32)
 INT32 = _arrays.CODES["int32"]
@@ -86,3 +88,15 @@ def test_given_outputs_are_checked_where_the_server_cannot_see_them() -> None:
     rows = np.lib.stride_tricks.as_strided(BUFFER, (2, 4), (8, 4))
     with pytest.raises(ArgumentValueError, match="overlap"):
         check_given("out_indices", _arrays.describe("out_indices", rows), (INT32, (2, 4)), 0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_reply_has_a_result_for_each_entry(count: int) -> None:
+    prepared = Prepared(selection_pb2.SelectTopKRequest())
+    prepared.outputs = [Output("numpy", None, BUFFER, None, None, None)] * 2
+    result = selection_pb2.SelectionResult(kernel="torch", device_time_ns=5)
+    assert [one.kernel for one in prepared.results(selection_pb2.SelectTopKResponse(results=[result] * 2))] == [
+        "torch"
+    ] * 2
+    with pytest.raises(ProtocolError, match=f"{count} results for 2"):
+        prepared.results(selection_pb2.SelectTopKResponse(results=[result] * count))

@@ -1,6 +1,7 @@
 """Lanes by words, on the CPU backend: tables, data that is wrong, ends."""
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -180,7 +181,9 @@ def test_a_table_has_no_more_plans_than_there_can_be(caller: Caller) -> None:
         assert time.monotonic() - started < 5.0
 
 
-def test_a_lane_that_nobody_waits_for_is_closed_again() -> None:
+def test_a_lane_that_nobody_waits_for_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    switches: list[float] = []
+    monkeypatch.setattr(sys, "setswitchinterval", switches.append)
     limits, metrics = ServerLimits(max_lanes=1), ServerMetrics(CollectorRegistry())
     service = SelectionService(HostBackend(1), limits, metrics, _logging.configure("error", "json", process="test"))
     session = service_session(limits, metrics)
@@ -192,6 +195,8 @@ def test_a_lane_that_nobody_waits_for_is_closed_again() -> None:
             service.open_lane(session, message, Caring(answers))
     reply = service.open_lane(session, message, Caring([True, True]))
     assert selection_pb2.OpenLaneResponse.FromString(reply).lane == 0
+    assert switches, "the threads of lanes must not wait for the interpreter for long"
+    assert max(switches) <= 1e-3
     session.close()
 
 

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.server.harness import ServerProcess, Session, SideRefusedError, eventually, inline, refused, select
+from topkd.server import worker
 from topkd.v1 import control_pb2, control_pb2_grpc, selection_pb2
 
 SMALL = select(input=inline(np.ones((1, 8), dtype=np.float32)), k=1)
@@ -34,6 +35,12 @@ def test_front_imports_neither_torch_nor_cuda() -> None:
     )
     result = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_grpc_knows_what_the_workers_ask_of_it(front: ServerProcess, session: Session) -> None:
+    """It says on standard error which names of experiments it does not know, and does without them."""
+    assert worker._GRPC_EXPERIMENTS
+    assert "experiment" not in "".join(front.text)
 
 
 def test_health_needs_no_token(front: ServerProcess) -> None:
