@@ -9,6 +9,7 @@ What it cannot show: the base image, CUDA's torch, a kernel on a GPU.
 """
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -36,6 +38,39 @@ with topkd.Client() as client:
     answer = client.select_topk(shared, 8, order="value", ties="lowest")
 assert np.array_equal(answer.indices, np.argsort(-scores, axis=1)[:, :8]), answer.indices
 """
+FRONT = """
+import sys
+from topkd import cli
+from topkd.server import _supervisor
+
+command = _supervisor.Supervisor._command
+
+def with_kernels(*arguments):
+    python, _, _, *options = command(*arguments)
+    return [python, "-c", {worker!r}, *options]
+
+_supervisor.Supervisor._command = with_kernels
+sys.exit(cli.main(sys.argv[1:]))
+"""
+WORKER = """
+import os, sys
+from pathlib import Path
+from topkd import kernels
+from topkd.server import _worker, worker
+
+warm_up = _worker.warm_up
+
+def with_kernels(*arguments):
+    done = kernels.precompile({arch!r}, {families!r})
+    Path(os.environ["TOPKD_SOCKET_DIR"], "kernels").write_text(str(len(done)))
+    return warm_up(*arguments)
+
+_worker.warm_up = with_kernels
+sys.exit(worker.main(sys.argv[1:]))
+"""
+"""A worker that makes kernels of an architecture ready when it starts, as on a GPU, by the cache or the compiler."""
+SMALLEST = "latch"
+"""A family of one kernel, which is soon compiled."""
 
 
 def say(text: str) -> None:
@@ -139,43 +174,71 @@ def check_kernels(folder: Path, environ: dict[str, str], archs: list[str]) -> No
     say(f"{len(rows)} kernels for {', '.join(archs)} loaded without the compiler, 0 compiled")
 
 
-def check_server(folder: Path, environ: dict[str, str]) -> None:
-    """Starts the server as the image does, selects, reads its metrics, ends it."""
-    bin_folder = folder / "topkd/bin"
-    entry, *given = command()
+@contextlib.contextmanager
+def serving(folder: Path, environ: dict[str, str], program: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a server with the image's arguments, confined where that is possible; ends it, which must be in order.
+
+    Args:
+        folder: of the check.
+        environ: of the server.
+        program: what takes the arguments.
+    """
+    _, *given = command()
     options = [text.replace("0.0.0.0", "127.0.0.1").replace("9479", str(HEALTH_PORT)) for text in given]
-    options += ["--metrics-port", str(METRICS_PORT), "--device", "cpu", "--allow-gid", str(USER)]
-    serve, select = [str(bin_folder / entry), *options], [str(bin_folder / "python"), "-c", PROGRAM]
-    if may_confine():
-        os.chown(folder / "run", USER, USER)
-        serve, select = confined(folder, serve), confined(folder, select, engine=True)
-    else:
-        say("NOT SHOWN: user 10001 and the read-only root (needs root and namespaces); it runs as the caller")
+    serve = [*program, *options, "--metrics-port", str(METRICS_PORT), "--device", "cpu", "--allow-gid", str(USER)]
     started = time.monotonic()
-    server = subprocess.Popen(serve, env=environ)
+    server = subprocess.Popen(confined(folder, serve) if may_confine() else serve, env=environ)
     try:
-        health = [bin_folder / "topkd", "health"]
+        health = [folder / "topkd/bin/topkd", "health"]
         while subprocess.run(health, env=environ, capture_output=True, check=False).returncode:
             assert server.poll() is None, f"the server ended with {server.returncode}"
             assert time.monotonic() - started < START_TIMEOUT_S, "the server is not healthy"
             time.sleep(0.2)
         say(f"SERVING after {time.monotonic() - started:.1f} s")
-        port = f"127.0.0.1:{HEALTH_PORT}"
-        subprocess.run([*health, "--target", port], env=environ, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(select, env=environ, check=True)
-        if may_confine():
-            say(
-                "an engine of another user and PID namespace, with the sockets mounted read-only, attaches by its group"
-            )
-        look_at_process(server.pid, folder)
-        compiles = read_metric("topkd_compiles_total")
-        assert compiles == 0, f"topkd_compiles_total is {compiles}"
-        say("a selection is right; the metric topkd_compiles_total is 0")
+        yield server
     finally:
         server.send_signal(signal.SIGTERM)
         status = server.wait(30)
     assert status == 0, f"the server ended with {status} on SIGTERM"
-    say("status 0 after SIGTERM")
+
+
+def check_server(folder: Path, environ: dict[str, str]) -> None:
+    """Starts the server as the image does, selects, ends it."""
+    bin_folder = folder / "topkd/bin"
+    select = [str(bin_folder / "python"), "-c", PROGRAM]
+    with serving(folder, environ, [str(bin_folder / command()[0])]) as server:
+        asked = [bin_folder / "topkd", "health", "--target", f"127.0.0.1:{HEALTH_PORT}"]
+        subprocess.run(asked, env=environ, check=True, stdout=subprocess.DEVNULL)
+        confine = may_confine()
+        subprocess.run(confined(folder, select, engine=True) if confine else select, env=environ, check=True)
+        if confine:
+            say(
+                "an engine of another user and PID namespace, with the sockets mounted read-only, attaches by its group"
+            )
+        look_at_process(server.pid, folder)
+    say("a selection is right; status 0 after SIGTERM")
+
+
+def check_compiles(folder: Path, environ: dict[str, str], arch: str) -> None:
+    """Reads the metric of compilations of a server whose workers load an architecture's kernels when they start.
+
+    Without a compiler and with the image's kernels it must be 0; with one and an empty cache it must not, so that the 0
+    says something.
+    """
+    kept, nothing = dict(environ), folder / "nothing"
+    nothing.mkdir()
+    emptied = {**environ, "TOPKD_PRECOMPILED_DIR": str(nothing)}
+    for part, variables, families in (("topkd", kept, None), ("with-compiler", emptied, [SMALLEST])):
+        front = FRONT.format(worker=WORKER.format(arch=arch, families=families))
+        with serving(folder, variables, [str(folder / part / "bin/python"), "-c", front]):
+            ready = int((folder / "run/kernels").read_text())
+            compiled = read_metric("topkd_compiles_total")
+            late = read_metric("topkd_compiles_total", phase="ready")
+        assert ready > 0, "no kernel was asked for"
+        assert (compiled > 0) == (part == "with-compiler"), f"topkd_compiles_total is {compiled}, of {ready} kernels"
+        assert late == 0, f"topkd_compiles_total is {late} after the start"
+        source = "an empty cache" if families else "the image's kernels"
+        say(f"a worker that starts with {ready} kernels for {arch} from {source}: topkd_compiles_total is {compiled:g}")
 
 
 def look_at_process(pid: int, folder: Path) -> None:
@@ -193,14 +256,19 @@ def look_at_process(pid: int, folder: Path) -> None:
     assert socket.st_mode & 0o777 == 0o660, oct(socket.st_mode)
 
 
-def read_metric(name: str) -> float:
-    """Returns the sum of a metric's samples."""
-    connection = http.client.HTTPConnection("127.0.0.1", METRICS_PORT, timeout=10)
-    connection.request("GET", "/metrics")
-    page = connection.getresponse().read().decode()
-    found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", page, re.MULTILINE)
-    assert found, f"there is no metric {name}"
-    return sum(map(float, found))
+def read_metric(name: str, **labels: str) -> float:
+    """Returns the sum of a metric's samples that have these labels; waits for the first, which come from a worker."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    for _ in range(100):
+        connection = http.client.HTTPConnection("127.0.0.1", METRICS_PORT, timeout=10)
+        connection.request("GET", "/metrics")
+        page = connection.getresponse().read().decode()
+        found = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", page, re.MULTILINE)
+        values = [float(value) for given, value in found if all(each in given for each in wanted)]
+        if values:
+            return sum(values)
+        time.sleep(0.1)
+    raise AssertionError(f"there is no metric {name} with {wanted}")
 
 
 def main() -> int:
@@ -219,7 +287,12 @@ def main() -> int:
         (folder / "run").mkdir(mode=0o750)
         environ = {"HOME": "/nonexistent", **settings(folder)}
         check_kernels(folder, environ, archs)
+        if may_confine():
+            os.chown(folder / "run", USER, USER)
+        else:
+            say("NOT SHOWN: user 10001 and the read-only root (needs root and namespaces); it runs as the caller")
         check_server(folder, environ)
+        check_compiles(folder, environ, archs[0])
         sizes = subprocess.run(
             ["du", "-sm", folder / "topkd", folder / "kernels"], capture_output=True, text=True, check=True
         )
