@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from ._status_device import DeviceView, KernelRow
-from ._status_readings import EVERY_S, History
+from ._status_readings import EVERY_S, Figures, History
 from ._status_words import age, bytes_of, count, rate, seconds
 
 __all__ = ["render"]
@@ -185,21 +185,27 @@ def _lifecycle(view: DeviceView) -> str:
     open_now = [(f"open, {transport}", each) for transport, each in figures.by("topkd_sessions", "transport").items()]
     outcomes = figures.by("topkd_ordered_calls_total", "outcome").items()
     ordered = [(f"ordered, {outcome.replace('_', ' ')}", each) for outcome, each in outcomes]
-    lanes = (
-        ("lanes open", figures.total("topkd_lanes")),
-        ("their calls", figures.total("topkd_lane_calls_total")),
-        ("of them failed", figures.total("topkd_lane_calls_total", outcome="failed")),
-    )
     ended = figures.by("topkd_sessions_ended_total", "cause").items()
     groups = (
         ("Sessions", _counted((*open_now, *counters))),
         ("Sessions ended", _counted((_CAUSES.get(cause, cause), value) for cause, value in ended)),
-        ("Lanes and order", _counted((*lanes, *ordered, ("streams of calls", figures.total("topkd_streams"))))),
+        ("Lanes", _counted(_lanes(figures))),
+        ("Order and streams", _counted((*ordered, ("streams of calls", figures.total("topkd_streams"))))),
         ("Workers", _counted(figures.by("topkd_workers", "state").items())),
         ("Memory shared", regions or [("none", "")]),
         ("Processes", processes),
     )
     return f'<div class="groups">{"".join(_group(title, pairs) for title, pairs in groups if pairs)}</div>'
+
+
+def _lanes(figures: Figures) -> list[tuple[str, float]]:
+    """Returns what is said of lanes: those open and their calls by mode; of armed ones, what kept calls waiting."""
+    found = [(f"open, {mode}", value) for mode, value in figures.by("topkd_lanes", "mode").items()]
+    for mode, calls in figures.by("topkd_lane_calls_total", "mode").items():
+        found += [(f"calls, {mode}", calls)]
+        found += [(f"of them failed, {mode}", figures.total("topkd_lane_calls_total", mode=mode, outcome="failed"))]
+    found += [("armed, ran dry", figures.total("topkd_lane_dry_total"))]
+    return [*found, ("armed, disarmed", figures.total("topkd_lane_disarmed_total"))]
 
 
 _CAUSES = {

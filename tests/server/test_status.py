@@ -157,12 +157,33 @@ def test_what_needs_attention_is_said() -> None:
         assert expected in page
 
 
+def test_lanes_are_told_apart_by_how_their_calls_are_noticed() -> None:
+    metrics = served()
+    metrics.lanes.labels("polled").set(2)
+    metrics.lanes.labels("armed").set(3)
+    metrics.lane_calls.labels("polled", "finished").inc(40)
+    metrics.lane_calls.labels("polled", "failed").inc(5)
+    metrics.lane_calls.labels("armed", "finished").inc(12_345)
+    metrics.lane_calls.labels("armed", "failed").inc(0)
+    metrics.lane_dry.inc(6)
+    metrics.lane_disarmed.inc(7)
+    metrics.ordered.labels("ready_timeout").inc(8)
+    page = text_of(render(history(metrics)))
+    assert (
+        "Lanes open, armed 3 open, polled 2 calls, armed 12,345 of them failed, armed 0 "
+        "calls, polled 45 of them failed, polled 5 armed, ran dry 6 armed, disarmed 7 "
+        "Order and streams ordered, ready timeout 8 streams of calls 0"
+    ) in page
+
+
 def test_every_text_is_escaped() -> None:
     metrics = served(NASTY)
     metrics.kernel_seconds.labels(NASTY, NASTY, NASTY).observe(1e-3)
     metrics.workers.labels(NASTY).set(1)
     metrics.region_bytes.labels(NASTY).set(1)
     metrics.sessions_ended.labels("unix", NASTY).inc()
+    metrics.lanes.labels(NASTY).set(1)
+    metrics.lane_calls.labels(NASTY, "finished").inc()
     metrics.fallbacks.labels(NASTY, "no_code").inc()
     page = render(history(metrics, readings=2))
     assert "alert(1)" in page
