@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from topkd import _mps
+from topkd import _contexts, _mps
 from topkd._doctor_rules import Facts, Finding, GpuDevice, GpuFacts, TorchFacts, fail, ok, skip, warn
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = ["GPU_RULES", "look_at_gpu"]
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 _OLDEST_CAPABILITY: Final = 80
 _COMPUTE_MODES: Final = {0: "default", 2: "prohibited", 3: "exclusive"}
+_OUT_OF_MEMORY: Final = "CUDA_ERROR_OUT_OF_MEMORY"
 _NO_GPU: Final = "no NVIDIA GPU on this machine: a server computes on the CPU"
 
 
@@ -95,7 +96,17 @@ def _describe(cuda: ctypes.CDLL, ordinal: int) -> GpuDevice:
     digits = raw.raw.hex()
     uuid = "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
     mig, mode = _ask_nvml(uuid)
-    return GpuDevice(name.value.decode(), uuid, major.value * 10 + minor.value, mig, mode)
+    capability, refused = major.value * 10 + minor.value, _try_context(cuda, device)
+    return GpuDevice(name.value.decode(), uuid, capability, mig, mode, refused, _contexts.memory_of(uuid))
+
+
+def _try_context(cuda: ctypes.CDLL, device: ctypes.c_int) -> str:
+    """Makes a context and gives it up again; returns the error's name, or "" for none."""
+    context = ctypes.c_void_p()
+    if code := cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+        return _cuda_error(cuda, code)
+    cuda.cuDevicePrimaryCtxRelease_v2(device)
+    return ""
 
 
 def _ask_nvml(uuid: str) -> tuple[bool | None, str]:
@@ -208,6 +219,21 @@ def compute_mode(facts: Facts) -> Finding:
     return ok(rule, f"compute mode {', '.join(sorted(modes))}")
 
 
+def context(facts: Facts) -> Finding:
+    """The GPU gives this process a CUDA context."""
+    rule, known = "gpu.context", facts.gpu.devices
+    if not known:
+        return skip(rule, "no GPU is visible")
+    for each in known:
+        if each.refused == _OUT_OF_MEMORY:
+            meant = _contexts.refusal(each.memory)
+            return fail(rule, f"{each.name} {each.uuid} gives no context: {each.refused}, {meant}", _contexts.REMEDY)
+        if each.refused:
+            remedy = "nvidia-smi says what is wrong with it: another process may hold it, or it needs a reset"
+            return fail(rule, f"{each.name} {each.uuid} gives no context: {each.refused}", remedy)
+    return ok(rule, f"a context can be made on {'each of them' if len(known) > 1 else 'it'}")
+
+
 def mps(facts: Facts) -> Finding:
     """MPS, where it runs, is this user's."""
     rule, gpu, uid = "gpu.mps", facts.gpu, facts.host.uid
@@ -295,6 +321,7 @@ GPU_RULES: Final[tuple[Callable[[Facts], Finding], ...]] = (
     devices,
     mig,
     compute_mode,
+    context,
     mps,
     connections,
     allocator,

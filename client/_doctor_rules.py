@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topkd._contexts import Memory
 
 __all__ = [
     "Facts",
@@ -77,6 +81,8 @@ class GpuDevice:
         capability: Compute capability times ten: 90 is 9.0.
         mig: Whether MIG mode is on; None if unknown.
         compute_mode: "default", "exclusive" or "prohibited"; "" if unknown.
+        refused: Why it gave this process no CUDA context, by the error's name; "" if it gave one.
+        memory: Its memory; None if unknown.
     """
 
     name: str
@@ -84,6 +90,8 @@ class GpuDevice:
     capability: int
     mig: bool | None = None
     compute_mode: str = ""
+    refused: str = ""
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 import os
 
-from topkd import _mps
+from topkd import _contexts, _mps
 
+from ._devices import asked_cuda
 from ._memory import Backend
 
 __all__ = ["DeviceError", "open_backend"]
@@ -54,5 +55,15 @@ def _open_cuda(device: str) -> Backend:
         backend = CudaBackend()
         backend.enter_thread()
     except (ImportError, RuntimeError) as error:
-        raise DeviceError(f"device {device!r} cannot be used: {error}") from error
+        raise DeviceError(f"device {device!r} cannot be used: {_why(error)}") from error
     return backend
+
+
+def _why(error: Exception) -> str:
+    """Words why CUDA cannot start. Of "out of memory" it says how much there is: contexts can be too many as well."""
+    text = str(error)
+    if "out of memory" not in text:
+        return text
+    uuids = asked_cuda()
+    meant = _contexts.refusal(_contexts.memory_of(uuids[0]) if uuids else None)
+    return f"{text.splitlines()[0]}, {meant}; {_contexts.REMEDY}"

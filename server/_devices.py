@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .config import ConfigError
 
-__all__ = ["FleetDevice", "find_devices", "visible_gpus"]
+__all__ = ["FleetDevice", "asked_cuda", "find_devices", "visible_gpus"]
 
 _PROBE_TIMEOUT_S = 60.0
 
@@ -76,8 +76,8 @@ def visible_gpus() -> list[str]:
         raise ConfigError(f"CUDA cannot be asked which GPUs there are: {detail[-1] if detail else error}") from None
 
 
-def _ask_cuda() -> list[str]:
-    """Asks this process's libcuda; no GPU is no error."""
+def asked_cuda() -> list[str]:
+    """Returns the UUIDs of the GPUs that this process's libcuda shows, without making a context; no GPU is no error."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -97,4 +97,4 @@ def _uuid(cuda: ctypes.CDLL, ordinal: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_ask_cuda()))
+    sys.stdout.write(json.dumps(asked_cuda()))

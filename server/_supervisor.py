@@ -149,6 +149,7 @@ class Supervisor:
         self._waiting = 0  # clients in `take`
         self._stopping = False
         self._failed = ""
+        self._last_failure = ""  # of a worker that could not start; "" once one has
         self._tasks: set[asyncio.Task[None]] = set()
         self.facts: Message | None = None
         self.wanted_spares: Callable[[], int] = lambda: config.spares
@@ -268,7 +269,7 @@ class Supervisor:
         elif kind == "failed":
             worker.failure = message["message"]
         elif kind == "ready":
-            self._failures = 0
+            self._failures, self._last_failure = 0, ""
             worker.state = "busy" if worker.shared else "spare"
             if self.facts is None:
                 self.facts = message
@@ -307,7 +308,8 @@ class Supervisor:
         self._loop.call_later(self._backoff(), self.fill)
 
     def _give_up(self, why: str, at_once: bool = False) -> None:
-        """Fails the start, if this is one, at once or after several tries."""
+        """Notes why, for clients that wait; fails the start, if this is one, at once or after several tries."""
+        self._last_failure = why
         if self.facts is None and (at_once or self._failures >= _START_TRIES):
             self._failed = why
 
@@ -345,7 +347,8 @@ class Supervisor:
                 await self._changed.wait_for(lambda: self._spare() is not None)
                 worker = self._spare()
         except TimeoutError:
-            raise StartingError("no worker became ready in time", retry_after_ms=1000) from None
+            because = f": {self._last_failure}" if self._last_failure else ""
+            raise StartingError(f"no worker became ready in time{because}", retry_after_ms=1000) from None
         finally:
             self._waiting -= 1
             self._loop.call_soon(self.fill)

@@ -10,12 +10,15 @@ import pytest
 
 from tests.conftest import Server
 from topkd import _paths
+from topkd._contexts import Memory
 from topkd._doctor import examine
 from topkd._doctor_host import _same_pids
 from topkd._doctor_rules import Facts, Finding, GpuDevice, GpuFacts, HostFacts, ServerFacts, State, TorchFacts
 from topkd.cli import main
 
 H200 = GpuDevice("NVIDIA H200", "GPU-1", 90, mig=False, compute_mode="default")
+OUT = "CUDA_ERROR_OUT_OF_MEMORY"
+FREE, FULL = Memory(123 << 30, 140 << 30), Memory(1 << 20, 140 << 30)
 GPU = GpuFacts(present=True, nodes={"/dev/nvidia0": True}, driver="580.1", cuda=13000, devices=(H200,))
 TORCH = TorchFacts("2.13.0", 13000, available=True)
 HOST = HostFacts(uid=1000, pid=42, versions={"topkd": "0.1.0"}, shm_free=1 << 30, open_files=4096)
@@ -61,6 +64,10 @@ def changed(**parts: dict[str, object]) -> Facts:
     return replace(GOOD, **{name: replace(getattr(GOOD, name), **fields) for name, fields in parts.items()})
 
 
+def refusing(error: str, memory: Memory | None) -> Facts:
+    return changed(gpu={"devices": (replace(H200, refused=error, memory=memory),)})
+
+
 @pytest.mark.parametrize(
     ("facts", "rule", "state", "said"),
     [
@@ -81,6 +88,10 @@ def changed(**parts: dict[str, object]) -> Facts:
             State.OK,
             "exclusive",
         ),
+        (refusing(OUT, FREE), "gpu.context", State.FAIL, "no more CUDA"),
+        (refusing(OUT, FULL), "gpu.context", State.FAIL, "a worker takes"),
+        (refusing(OUT, None), "gpu.context", State.FAIL, "for want of device memory"),
+        (refusing("X", FREE), "gpu.context", State.FAIL, "GPU-1 gives no context: X"),
         (changed(gpu={"mps_uid": 1001}), "gpu.mps", State.FAIL, "uid 1001's"),
         (changed(gpu={"mps_uid": 0}, server={"peer_uid": 5}), "gpu.mps", State.WARN, "uid 5's"),
         (changed(gpu={"mps_uid": 1000}), "gpu.mps", State.OK, "fatal GPU fault"),

@@ -39,11 +39,12 @@ class ServerProcess:
         serving: the `serving` event.
     """
 
-    def __init__(self, socket_dir: Path, **options: Any) -> None:
+    def __init__(self, socket_dir: Path, before: str = "", **options: Any) -> None:
+        """Starts it; `before` is what the front runs first, the others are options of its configuration."""
         self.socket_dir = socket_dir
         given = {"device": "cpu", "metrics_port": 0, "cpu_threads": 1, "socket_dir": str(socket_dir), **options}
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, json.dumps(given)], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+            [sys.executable, "-c", before + _SERVE, json.dumps(given)], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
         )
         self.lines: list[dict[str, Any]] = []
         self.text: list[str] = []

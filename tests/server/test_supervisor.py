@@ -6,10 +6,24 @@ import signal
 import socket
 from pathlib import Path
 
-from tests.server.harness import ServerProcess, eventually
+import numpy as np
+import pytest
+
+from tests.server.harness import ServerProcess, Session, SideRefusedError, eventually, inline, select
 from topkd.v1 import control_pb2, side_pb2
 
 ATTACH = side_pb2.SideRequest(attach=control_pb2.AttachRequest(client_name="one of several")).SerializeToString()
+
+
+SECOND_FAILS = """
+from topkd.server._supervisor import Supervisor
+command, asked = Supervisor._command, []
+def of_no_gpu(*arguments):
+    asked.append(arguments)
+    options = command(*arguments)
+    return options if len(asked) == 1 else [each.replace("=cpu", "=GPU-none") for each in options]
+Supervisor._command = of_no_gpu
+"""
 
 
 def _attach(server: ServerProcess) -> socket.socket:
@@ -42,6 +56,17 @@ def test_workers_start_together_for_clients_that_wait(short_dir: Path) -> None:
     for sock in sockets:
         sock.close()
     eventually(lambda: _workers(server) == {"starting": 0, "spare": 1, "busy": 0, "ending": 0}, 60)
+    assert server.stop() == 0
+
+
+def test_a_client_hears_why_no_worker_can_start(short_dir: Path) -> None:
+    """As on a GPU that takes no more contexts: what serves goes on."""
+    server = ServerProcess(short_dir / "s", SECOND_FAILS, attach_timeout_s=2).wait_serving()
+    with Session(server) as served:
+        server.wait_event("worker_ended", 90)
+        with pytest.raises(SideRefusedError, match=r"no worker became ready in time: .*GPU-none.* shows no such"):
+            Session(server)
+        assert len(served.select(select(input=inline(np.ones((1, 8), np.float32)), k=1)).results) == 1
     assert server.stop() == 0
 
 
