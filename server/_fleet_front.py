@@ -63,15 +63,15 @@ class FleetFront:
 
     async def run(self) -> None:
         """Keeps the front running until `stop`."""
-        failures = 0
+        delay = _FIRST_BACKOFF_S / 2
         while True:
             born = time.monotonic()
             code = await self._run_once()
             self.settled.set()
             if self._stopping:
                 return
-            failures = 0 if time.monotonic() - born > _STEADY_S else failures + 1
-            delay = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** max(failures - 1, 0))
+            steady = time.monotonic() - born > _STEADY_S
+            delay = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S if steady else 2.0 * delay)
             self._log.error("front_ended", exit_code=code, next_start_s=delay)
             await asyncio.sleep(delay)
             self.restarts += 1

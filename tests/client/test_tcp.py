@@ -44,6 +44,33 @@ def test_selections_go_inline(tcp: tuple[Server, str]) -> None:
         assert merged.indices[:, 0].tolist() == [int(row[0]) + 1000 * r for r, row in enumerate(wanted)]
 
 
+def test_sessions_spread_over_the_addresses_of_a_name() -> None:
+    """As over a headless Service: each session's channel takes one address at random, and all its calls go there."""
+
+    def serve(place: int) -> tuple[grpc.Server, int]:
+        def answer(request: bytes, context: object) -> bytes:
+            return bytes([place])
+
+        handlers = grpc.method_handlers_generic_handler("t", {"Who": grpc.unary_unary_rpc_method_handler(answer)})
+        server = grpc.server(ThreadPoolExecutor(4))
+        server.add_generic_rpc_handlers((handlers,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        return server, port
+
+    servers = [serve(place) for place in range(2)]
+    name = "ipv4:" + ",".join(f"127.0.0.1:{port}" for _, port in servers)
+    taken = []
+    for _ in range(40):
+        with open_tcp_channel(name, None) as channel:
+            who = channel.unary_unary("/t/Who")
+            [place] = {who(b"", timeout=30)[0] for _ in range(3)}
+            taken.append(place)
+    for server, _ in servers:
+        server.stop(0).wait()
+    assert set(taken) == {0, 1}, "one address in 40 channels comes by chance once in 10^12 runs"
+
+
 def test_errors_are_the_same(tcp: tuple[Server, str]) -> None:
     with topkd.Client(tcp[1], token=TOKEN) as client:
         array = np.zeros((2, 8), np.float32)

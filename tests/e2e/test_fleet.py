@@ -24,26 +24,47 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import topkd
 from tests.e2e import answers, processes, raw, scrape
 from tests.e2e.answers import UNIQUE, best
+from topkd._options import directory_of_device
 from topkd.v1 import control_pb2, control_pb2_grpc
 
 pytestmark = pytest.mark.timeout(180)
 DEVICES = ("cpu-0", "cpu-1")
+GPUS = ("GPU-5d1fa0c2-1b7e-4c8e-9f11-0123456789ab", "GPU-77ac2f4e-22d0-4b1a-8d5c-ba9876543210")
 START_TIMEOUT = 90.0
+WITH_GPUS = """
+import dataclasses, sys
+from topkd import cli
+from topkd.server import _devices, fleet
+
+find = fleet.find_devices
+_devices.visible_gpus = lambda: {gpus!r}
+fleet.find_devices = lambda devices: [dataclasses.replace(one, device="cpu") for one in find(devices)]
+sys.exit(cli.main(sys.argv[1:]))
+"""
+"""The command on a machine where CUDA shows some GPUs, each served by the CPU."""
 
 
 @dataclass
 class Fleet:
-    """A server of two CPU devices that a test may harm."""
+    """A server of two devices that a test may harm.
+
+    Attributes:
+        socket_dir: where its devices' folders are.
+        gpus: UUIDs of GPUs that there are to be; none: two devices of the CPU.
+    """
 
     socket_dir: Path
+    gpus: tuple[str, ...] = ()
     metrics_port: int = field(default_factory=processes.free_port)
     health_port: int = field(default_factory=processes.free_port)
     process: subprocess.Popen[bytes] | None = None
 
-    def command(self, devices: str = "cpu:2") -> list[str]:
-        options = {"devices": devices, "socket-dir": self.socket_dir, "metrics-port": self.metrics_port}
+    def command(self, devices: str = "") -> list[str]:
+        asked = devices or ("all" if self.gpus else "cpu:2")
+        options = {"devices": asked, "socket-dir": self.socket_dir, "metrics-port": self.metrics_port}
         options["health-address"] = f"127.0.0.1:{self.health_port}"
-        return [sys.executable, "-m", "topkd", "serve", *(f"--{name}={value}" for name, value in options.items())]
+        program = ["-c", WITH_GPUS.format(gpus=list(self.gpus))] if self.gpus else ["-m", "topkd"]
+        return [sys.executable, *program, "serve", *(f"--{name}={value}" for name, value in options.items())]
 
     def start(self) -> Fleet:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -106,9 +127,9 @@ class Fleet:
 
 
 @contextmanager
-def _fleet() -> Iterator[Fleet]:
+def _fleet(gpus: tuple[str, ...] = ()) -> Iterator[Fleet]:
     folder = Path(tempfile.mkdtemp(prefix="topkd-"))
-    own = Fleet(folder / "s")
+    own = Fleet(folder / "s", gpus)
     try:
         yield own
     finally:
@@ -222,6 +243,54 @@ def _attached(fleet: Fleet, name: str) -> Iterator[topkd.Client]:
     with topkd.Client(fleet.socket_dir / name, attach_timeout=60) as client:
         client.connect()
         yield client
+
+
+def test_a_front_that_is_told_to_end_drains_and_is_started_anew(fleet: Fleet) -> None:
+    """As an upgrade does it: SIGTERM to one front after another."""
+    seen = len(fleet.said("front_ended"))
+    with topkd.Client(fleet.socket_dir / "cpu-1", attach_timeout=60) as hit, _attached(fleet, "cpu-0") as spared:
+        _select(hit, 1)
+        epoch, other = hit.info().epoch, spared.info().epoch
+        ended = fleet.front("cpu-1")
+        workers = processes.children(ended)
+        os.kill(ended, signal.SIGTERM)
+        processes.wait_until(lambda: fleet.said("front_ended")[seen:], 30, "the front has ended")
+        _select(spared, 2)
+        assert not any(map(processes.alive, workers))
+        _select(hit, 3)  # waits for the next one
+        processes.wait_until(lambda: fleet.health() == "SERVING", START_TIMEOUT, "all serve again")
+        assert (hit.info().epoch != epoch, spared.info().epoch) == (True, other)
+    [end] = fleet.said("front_ended")[seen:]
+    assert (end["front"], end["exit_code"]) == ("cpu-1", 0)
+    lines = [json.loads(line) for line in fleet.log.read_text().splitlines() if line.startswith("{")]
+    said = [line["event"] for line in lines if (line["process"], line["pid"]) == ("front", ended)]
+    assert ("draining" in said, said[-1]) == (True, "stopped")
+    assert fleet.front("cpu-1") != ended
+
+
+def test_gpus_are_served_by_their_uuids() -> None:
+    with _fleet(GPUS) as own:
+        own.start()
+        assert {path.name for path in own.socket_dir.iterdir() if path.is_dir()} == set(GPUS)
+        assert {own.health(name) for name in ("", *GPUS)} == {"SERVING"}
+        assert [dict(line["devices"]) for line in own.said("serving")] == [dict.fromkeys(GPUS, True)]
+        with topkd.Client(own.socket_dir / GPUS[1], attach_timeout=60) as client:
+            _select(client, 1)
+        processes.wait_until(
+            lambda: scrape.total(own.metrics(), "topkd_rows_total", device=GPUS[1]) == 4, 10, "its rows are counted"
+        )
+        assert scrape.total(own.metrics(), "topkd_rows_total", device=GPUS[0]) == 0
+        assert scrape.total(own.metrics(), "topkd_device_up", device=GPUS[0]) == 1
+        for uuid in GPUS:  # the client finds the server of its GPU by the UUID, of several
+            assert directory_of_device(own.socket_dir, uuid) == own.socket_dir / uuid
+        with pytest.raises(topkd.ArgumentValueError, match=f"no server of 'GPU-0'; there are {GPUS[0]}, {GPUS[1]}"):
+            directory_of_device(own.socket_dir, "GPU-0")
+        killed = own.front(GPUS[0])
+        processes.kill(killed)
+        processes.wait_until(lambda: own.health(GPUS[0]) == "NOT_SERVING", 5, "the device is NOT_SERVING")
+        assert (own.health(), own.health(GPUS[1])) == ("NOT_SERVING", "SERVING")
+        processes.wait_until(lambda: own.health() == "SERVING", START_TIMEOUT, "all serve again")
+        assert scrape.total(own.metrics(), "topkd_device_restarts_total", device=GPUS[0]) == 1
 
 
 def test_a_front_that_hangs_is_replaced(fleet: Fleet) -> None:

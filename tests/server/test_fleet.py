@@ -1,5 +1,9 @@
+import ctypes
+import subprocess
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -74,6 +78,50 @@ def test_devices_are_named_by_uuid(devices: str, names: list[str], monkeypatch: 
     found = find_devices(devices)
     assert [one.name for one in found] == names
     assert {one.device for one in found} <= {"cpu", *names}
+
+
+def fake_cuda(uuids: list[bytes], start: int = 0) -> SimpleNamespace:
+    """Returns a libcuda with some GPUs; a device's handle is not its ordinal."""
+
+    def count(found: Any) -> int:
+        found._obj.value = len(uuids)
+        return 0
+
+    def get(device: Any, ordinal: int) -> int:
+        device._obj.value = 100 + ordinal
+        return 0
+
+    def uuid(raw: Any, device: Any) -> int:
+        raw.raw = uuids[device.value - 100]
+        return 0
+
+    return SimpleNamespace(cuInit=lambda flags: start, cuDeviceGetCount=count, cuDeviceGet=get, cuDeviceGetUuid=uuid)
+
+
+def test_the_driver_says_the_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = [bytes(range(16)), bytes(range(0xF0, 0x100))]
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: fake_cuda(raw))
+    assert _devices.asked_cuda() == [
+        "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f",
+        "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff",
+    ]
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: fake_cuda(raw, start=100))  # CUDA_ERROR_NO_DEVICE
+    assert _devices.asked_cuda() == []
+
+
+def test_a_driver_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(*_: object, **__: object) -> None:
+        raise subprocess.CalledProcessError(-11, "python", stderr=b"first\nit crashed\n")
+
+    def hangs(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("python", 60)
+
+    monkeypatch.setattr(subprocess, "run", ends)
+    with pytest.raises(ConfigError, match="CUDA cannot be asked which GPUs there are: it crashed"):
+        _devices.visible_gpus()
+    monkeypatch.setattr(subprocess, "run", hangs)
+    with pytest.raises(ConfigError, match="did not say within 60 s"):
+        _devices.visible_gpus()
 
 
 @pytest.mark.parametrize(("devices", "said"), [("cuda:2", "2 GPUs"), ("cuda:0,GPU-a", "GPU-a twice")])
