@@ -114,7 +114,7 @@ def connect(args: argparse.Namespace) -> Client:
     """Returns a client of the server that the options name; it attaches with its first call."""
     from topkd import Client
 
-    token = read_file(args.token_file).decode().strip() if args.token_file else None
+    token = read_file(args.token_file).decode(errors="replace").strip() if args.token_file else None
     return Client(
         args.target,
         timeout=args.timeout,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,8 @@ numpy has no bfloat16: give its bit patterns as uint16 with --dtype bfloat16.
 """
 _BITS = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.uint32}
 _SHOWN = 6
+_UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+"""What numpy and zipfile raise on a file that is something else, damaged, or packed or encrypted in other ways."""
 
 
 class _Rows(NamedTuple):
@@ -122,19 +126,24 @@ def _read(args: argparse.Namespace) -> tuple[_Rows, np.ndarray[Any, Any] | None]
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Reads the arrays of a file; members of an archive that are none are left out."""
     try:
-        loaded = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:  # np.load leaves a file of its own open where it fails
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {path.name: loaded}
+            with loaded:
+                members = {name: loaded[name] for name in loaded.files}
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, EOFError):
-        raise CommandError(f"{path} is no .npy or .npz file of plain numbers") from None
-    if isinstance(loaded, np.ndarray):
-        return {path.name: loaded}
-    with loaded:
-        try:
-            return {name: loaded[name] for name in loaded.files}
-        except ValueError:
-            raise CommandError(f"{path} holds arrays that are not of plain numbers") from None
+    except MemoryError:
+        raise CommandError(f"{path} says that it holds more than the memory of this machine") from None
+    except _UNREADABLE:
+        raise CommandError(f"{path} is no .npy or .npz file of plain numbers, or it is damaged") from None
+    arrays = {name: member for name, member in members.items() if isinstance(member, np.ndarray)}
+    if not arrays:
+        raise CommandError(f"{path} holds no array")
+    return arrays
 
 
 def _choose(args: argparse.Namespace, arrays: dict[str, np.ndarray[Any, Any]]) -> tuple[str, np.ndarray[Any, Any]]:
@@ -262,7 +271,8 @@ def _to_floats(values: Any) -> np.ndarray[Any, Any]:
 def _write(path: Path, answer: _Answer) -> None:
     arrays = {"indices": answer.indices} | ({} if answer.values is None else {"values": answer.values})
     try:
-        np.savez(path, **arrays)  # type: ignore[arg-type]  # its stub takes the names for the keyword allow_pickle
+        with path.open("wb") as file:  # a path alone would get a suffix where it has none
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for the keyword allow_pickle
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}") from None
 

@@ -70,9 +70,11 @@ def read_attach_token(config: ServerConfig) -> bytes | None:
     path = config.tcp_token_file
     if path is None:
         return None
-    token = path.read_text().strip()
-    if len(token) < _SHORTEST_TOKEN:
-        raise ConfigError(f"tcp_token_file {path} holds no token of {_SHORTEST_TOKEN} characters or more")
+    token = path.read_bytes().strip()
+    if len(token) < _SHORTEST_TOKEN or not all(0x20 <= byte < 0x7F for byte in token):  # others cannot be metadata
+        raise ConfigError(
+            f"tcp_token_file {path} holds no token of {_SHORTEST_TOKEN} printable ASCII characters or more"
+        )
     return digest(token)
 
 

@@ -190,6 +190,8 @@ class ServerConfig:
         for name, low in _LOWEST.items():
             if not getattr(self, name) >= low:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be at least {low}")
+        if self.cpu_threads is not None and self.cpu_threads < 1:
+            raise ConfigError(f"cpu_threads is {self.cpu_threads}; it must be at least 1")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
             raise ConfigError(f"metrics_port is {self.metrics_port}; it must be 0 .. 65535, or off")
         if self.log_level not in ("debug", "info", "warning", "error"):

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -228,7 +230,8 @@ def archive(folder: Path, **arrays: object) -> str:
         ({"a": np.zeros((2, 3), np.float32)}, ["--lengths", "some"], "must be integers, or an array"),
         ({"a": np.zeros((2, 3), np.float32)}, ["--group", "3"], "group"),
         ({"a": np.zeros((2, 3), np.float32)}, ["--kernel", "magic"], "magic"),
-        ({"a": np.array([[object()]])}, [], "not of plain numbers"),
+        ({"a": np.array([[object()]])}, [], "of plain numbers"),
+        ({}, [], "holds no array"),
     ],
 )
 def test_select_says_what_is_wrong(
@@ -251,6 +254,57 @@ def test_select_says_what_is_wrong_with_the_file(
         path.write_bytes(content)
     assert main(["select", str(path), "-k", "2", "--local"]) == 1
     assert said in capsys.readouterr().err
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.index(b"NUMPY") + 140] ^= 0xFF
+    path.write_bytes(data)
+
+
+def _huge(path: Path) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 50, 8)}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+
+
+def _no_numpy(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archived:
+        archived.writestr("readme.txt", "none")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [(_cut, "damaged"), (_flip, "damaged"), (_huge, "more than the memory"), (_no_numpy, "no array")],
+)
+def test_select_of_a_damaged_file(
+    damage: Callable[[Path], None], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(archive(tmp_path, a=np.ones((2, 8), np.float32)))
+    damage(path)
+    assert main(["select", str(path), "-k", "2", "--local"]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_select_leaves_out_what_is_no_array(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = archive(tmp_path, a=np.ones((2, 8), np.float32))
+    with zipfile.ZipFile(path, "a") as archived:
+        archived.writestr("readme.txt", "about the array")
+    out = tmp_path / "answer"
+    assert main(["select", path, "-k", "2", "--local", "--json", "--out", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 2
+    assert np.load(out)["indices"].shape == (2, 2)
+
+
+def test_a_token_file_of_other_bytes_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(b"\xff" * 32)
+    assert main(["info", "--target", "127.0.0.1:1", "--token-file", str(path)]) == 1
+    assert "printable ASCII" in capsys.readouterr().err
 
 
 def test_wrong_usage_is_status_2() -> None:

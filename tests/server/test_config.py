@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from topkd.server._front_endpoints import read_attach_token
+from topkd.server._tokens import digest
 from topkd.server.config import ConfigError, ServerConfig, ServerLimits, is_loopback, split_address
 
 TOKEN = Path("/token")
@@ -39,6 +41,7 @@ def test_devices(device: str) -> None:
         ({"device": "gpu"}, "device"),
         ({"device": "cuda:x"}, "device"),
         ({"spares": 0}, "spares"),
+        ({"cpu_threads": 0}, "cpu_threads"),
         ({"drain_grace_s": -1.0}, "drain_grace_s"),
         ({"drain_grace_s": float("nan")}, "drain_grace_s"),
         ({"metrics_port": 65536}, "metrics_port"),
@@ -71,3 +74,14 @@ def test_addresses() -> None:
     assert is_loopback("::1")
     assert not is_loopback("example.org")
     assert not is_loopback("0.0.0.0")
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 32, "é".encode() * 16, b"0123456789\n0123456789"])
+def test_a_file_without_a_token_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    config = ServerConfig(tcp_address="127.0.0.1:0", tcp_token_file=path)
+    with pytest.raises(ConfigError, match=str(path)):
+        read_attach_token(config)
+    path.write_bytes(b" 0123456789abcdef\n")
+    assert read_attach_token(config) == digest("0123456789abcdef")
