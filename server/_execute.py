@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from topkd.kernels import MergeRequest, SelectRequest, TopKResult
 from topkd.v1 import selection_pb2, tensor_pb2
 
 from ._decode import located
+from ._logging import Logger
 from ._memory import DTYPE_LABELS, PROTO_DTYPES, Backend
 from .errors import FieldError, KernelFailedError, ServerError
 from .metrics import ServerMetrics, k_class
@@ -23,6 +25,10 @@ FALLBACK_REASONS = ("no_code", "unsupported")
 """A faster family could be neither loaded nor compiled; on a GPU, no family but `torch` serves the request."""
 
 Request = SelectRequest | MergeRequest
+_BY_TABLE = "radix_wide"
+"""The family that takes tensors of one plan key in one launch, by a table of them, which cannot be captured."""
+_RUNS_BEFORE = 2
+"""Runs of a batch call by call before it is worth a capture."""
 _MOST_RAN = 4096
 """Kinds of calls that are remembered."""
 
@@ -62,7 +68,8 @@ class Batch:
         inline: whether any entry's result goes into the reply.
         copied: whether a tensor came inside the message.
         warm: whether `Executor.warm` has made its kernels ready.
-        ran: whether it has run.
+        runs: how often it has run, up to the capture.
+        replays: what runs its calls, each as a whole; empty before the capture, and if it cannot be.
     """
 
     paths: list[str]
@@ -73,14 +80,22 @@ class Batch:
     inline: bool
     copied: bool = False
     warm: bool = False
-    ran: bool = False
+    runs: int = 0
+    replays: Sequence[Callable[[], object]] = ()
+
+    @property
+    def branches(self) -> bool:
+        """Whether a call of it has several selections, which replays run side by side."""
+        return any(len(call.requests) > 1 for call in self.calls)
 
 
 class Executor:
     """Prepares and runs batches on one backend. Not thread-safe: callers have the turn."""
 
-    def __init__(self, backend: Backend, metrics: ServerMetrics, max_reply_bytes: int) -> None:
+    def __init__(self, backend: Backend, metrics: ServerMetrics, max_reply_bytes: int, log: Logger) -> None:
         self._backend = backend
+        self._log = log
+        self._may_capture = True
         self._metrics = metrics
         self._max_reply_bytes = max_reply_bytes
         self._histograms: dict[tuple[str, torch.dtype, str], Histogram] = {}
@@ -120,8 +135,13 @@ class Executor:
         inline = any(True for request in requests for _ in _missing(request))  # those without elements too
         return Batch(list(paths), list(calls.values()), rows, read, written, inline)
 
-    def run(self, batch: Batch) -> tuple[list[selection_pb2.SelectionResult], list[int], int]:
+    def run(self, batch: Batch, lanes: bool = False) -> tuple[list[selection_pb2.SelectionResult], list[int], int]:
         """Runs a batch and waits for the device.
+
+        Args:
+            batch: what to run.
+            lanes: whether there are lanes, whose streams wait in the device's queues: a graph of several branches
+                could come to stand behind one.
 
         Returns:
             The results in order, the nanoseconds of each kernel call, and those of the turn on the device beyond them.
@@ -132,9 +152,10 @@ class Executor:
         done: list[tuple[Call, list[TopKResult]]] = []
         try:
             started = time.perf_counter_ns()
-            times = self._backend.run([_runner(call, done) for call in batch.calls])
+            replays = () if lanes and batch.branches else batch.replays
+            times = self._backend.run(replays or [_runner(call, done) for call in batch.calls])
             waited = max(0, time.perf_counter_ns() - started - sum(times))
-            results = self._results(batch, done, times)
+            results = self._results(batch, done, times) if batch.inline else self._alike(batch, times)
             self._note_run(batch)
         except ServerError:
             raise
@@ -144,14 +165,43 @@ class Executor:
 
     def has_run(self, batch: Batch) -> bool:
         """Says whether calls like a batch's have run before, so that the device has all code of theirs."""
-        return batch.ran or all(key in self._ran for key in _kinds(batch))
+        return batch.runs > 0 or all(key in self._ran for key in _kinds(batch))
 
     def _note_run(self, batch: Batch) -> None:
-        if not batch.ran:
-            batch.ran = True
+        if batch.runs == 0:
             if len(self._ran) > _MOST_RAN:
                 self._ran.clear()
             self._ran.update(_kinds(batch))
+        if batch.runs < _RUNS_BEFORE:
+            batch.runs += 1
+
+    def comes_again(self, batch: Batch) -> bool:
+        """Says whether a batch has come often enough for `capture`, which has not been called for it."""
+        return batch.runs == _RUNS_BEFORE
+
+    def capture(self, batch: Batch) -> None:
+        """Has the calls of a batch replayed as a whole from now on, if they can be.
+
+        No stream of the process waits for a word meanwhile. After a capture that failed, which is logged, there is none
+        any more.
+        """
+        batch.runs += 1
+        requests = [request for call in batch.calls for request in call.selections]
+        if not self._may_capture or batch.inline or batch.copied or len(requests) != len(batch.paths):
+            return
+        if not all(kernels.only_enqueues(request) and request.rows for request in requests):
+            return
+        try:
+            self.warm(batch)
+            batch.replays = [self._captured(call) for call in batch.calls]
+        except RuntimeError as error:
+            self._may_capture = False
+            self._log.warning("batch_not_captured", exc_info=error)
+
+    def _captured(self, call: Call) -> Callable[[], object]:
+        if call.kernel == _BY_TABLE and len(call.requests) > 1:
+            return partial(kernels.run_select_batch, call.selections, overlap_checked=True)
+        return self._backend.capture([partial(kernels.run_select, request) for request in call.selections])
 
     def warm(self, batch: Batch) -> None:
         """Makes the kernels of a batch ready, so that its launches wait for nothing."""
@@ -163,9 +213,13 @@ class Executor:
 
     def accepted(self, batch: Batch) -> list[selection_pb2.SelectionResult]:
         """Returns what is known of a batch that has been accepted: the kernels."""
+        return self._alike(batch, [0] * len(batch.calls))
+
+    def _alike(self, batch: Batch, times: Sequence[int]) -> list[selection_pb2.SelectionResult]:
+        """Returns results that hold no tensors: those of one call are one message, which is much faster than many."""
         results: list[Any] = [None] * len(batch.paths)
-        for call in batch.calls:
-            result = selection_pb2.SelectionResult(kernel=call.kernel)
+        for call, nanoseconds in zip(batch.calls, times, strict=True):
+            result = selection_pb2.SelectionResult(kernel=call.kernel, device_time_ns=nanoseconds)
             for place in call.places:
                 results[place] = result
         return results
@@ -173,14 +227,12 @@ class Executor:
     def _results(
         self, batch: Batch, done: list[tuple[Call, list[TopKResult]]], times: Sequence[int]
     ) -> list[selection_pb2.SelectionResult]:
-        """Results of one call that hold no tensors are one message: making 64 of them takes longer than all else."""
+        """Returns results that hold the tensors which lie in no region."""
         results: list[Any] = [None] * len(batch.paths)
         for (call, outputs), nanoseconds in zip(done, times, strict=True):
-            result = selection_pb2.SelectionResult(kernel=call.kernel, device_time_ns=nanoseconds)
             for place, request, output in zip(call.places, call.requests, outputs, strict=True):
-                if batch.inline:
-                    result = selection_pb2.SelectionResult(kernel=call.kernel, device_time_ns=nanoseconds)
-                    _put_inline(result, request, output)
+                result = selection_pb2.SelectionResult(kernel=call.kernel, device_time_ns=nanoseconds)
+                _put_inline(result, request, output)
                 results[place] = result
         return results
 
@@ -225,7 +277,7 @@ def fallback_reason(kernel: str, reason: str, failures: Mapping[str, str], reque
     return "unsupported" if kernel == "torch" and request.input.is_cuda else None
 
 
-def _runner(call: Call, done: list[tuple[Call, list[TopKResult]]]) -> Callable[[], None]:
+def _runner(call: Call, done: list[tuple[Call, list[TopKResult]]]) -> Callable[[], object]:
     def run() -> None:
         if call.kernel == "merge":
             results = [kernels.run_merge(request) for request in call.requests if isinstance(request, MergeRequest)]

@@ -76,8 +76,14 @@ class Backend(Protocol):
     def open_vmm(self, message: side_pb2.RegisterVmm, fds: Sequence[int]) -> Region:
         """Maps allocations of another process by their descriptors, which stay the caller's. Raises ServerError."""
 
-    def run(self, calls: Sequence[Callable[[], None]]) -> list[int]:
+    def run(self, calls: Sequence[Callable[[], object]]) -> list[int]:
         """Runs calls in order, waits for the device, returns the nanoseconds of each, measured on the device."""
+
+    def capture(self, runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
+        """Returns what does independent runs, which only enqueue, as a whole, for `run`.
+
+        Runs nothing. No stream of the process waits for a word meanwhile. Raises RuntimeError if that cannot be.
+        """
 
     def warm(self) -> None:
         """Makes ready what ordered calls and lanes need besides the kernels; polled and unordered ones work without."""

@@ -24,6 +24,7 @@ from topkd.v1 import control_pb2, selection_pb2, side_pb2
 
 from ._memory import DTYPES
 from ._memory_vmm import VmmMapping, VmmSpace
+from ._replay_cuda import Replays
 from ._views import View
 from .errors import DeviceMismatchError, FieldError, IpcOpenFailedError, KernelFailedError
 
@@ -107,6 +108,7 @@ class CudaBackend:
         self._allocations: dict[int, _Allocation] = {}
         self._vmm = VmmSpace(driver, 0)
         self._events: list[tuple[Any, Any]] = []
+        self._replays = Replays(self.device)
         self._latch: kernels.Latch | None = None
         self._answer: kernels.Answer | None = None
         self._mapped: MappedWords | None = None  # of the one session that the worker has
@@ -220,7 +222,7 @@ class CudaBackend:
             self._runtime.cudaGetLastError()
             raise KernelFailedError(f"the mapping cannot be closed: {error.name}")
 
-    def run(self, calls: Sequence[Callable[[], None]]) -> list[int]:
+    def run(self, calls: Sequence[Callable[[], object]]) -> list[int]:
         """Enqueues calls, waits for the last, returns the nanoseconds between the events around each."""
         while len(self._events) < len(calls):
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -234,6 +236,10 @@ class CudaBackend:
         finally:
             self._stream.synchronize()  # after a failure too: nothing of the batch may run when it is answered
         return [int(before.elapsed_time(after) * 1e6) for before, after in pairs]
+
+    def capture(self, runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
+        """Makes a graph of runs on the worker's stream."""
+        return self._replays.capture(runs)
 
     def warm(self) -> None:
         """Loads or compiles what lets calls be given up; without it the CPU launches ordered and lane calls."""

@@ -120,7 +120,7 @@ class HostBackend:
         """Refuses: this server has no GPU."""
         raise DeviceMismatchError("this server runs on the CPU; register host memory", field="register_vmm")
 
-    def run(self, calls: Sequence[Callable[[], None]]) -> list[int]:
+    def run(self, calls: Sequence[Callable[[], object]]) -> list[int]:
         """Runs calls one after another and returns the nanoseconds of each."""
         times = []
         for call in calls:
@@ -128,6 +128,10 @@ class HostBackend:
             call()
             times.append(time.perf_counter_ns() - started)
         return times
+
+    def capture(self, runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
+        """Refuses: no kernel of the CPU only enqueues."""
+        raise RuntimeError("the CPU has no graphs")
 
     def warm(self) -> None:
         """Nothing is needed."""

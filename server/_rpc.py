@@ -106,7 +106,7 @@ class SelectionService:
         self._limits = limits
         self._metrics = metrics
         self._log = log
-        self._executor = Executor(backend, metrics, limits.max_message_bytes - (64 << 10))
+        self._executor = Executor(backend, metrics, limits.max_message_bytes - (64 << 10), log)
         self._recorder = Recorder(metrics)
         self._fills: deque[float] = deque(maxlen=_FILLS_KEPT)
         self._streams = Streams(self, limits, metrics, self._recorder)
@@ -253,12 +253,19 @@ class SelectionService:
             queued = time.perf_counter_ns() - arrived
             batch = prepare(session, message)
             with nullcontext() if session.lanes is None or self._executor.has_run(batch) else session.lanes_held():
-                results, times, waited = self._executor.run(batch)
+                results, times, waited = self._executor.run(batch, lanes=session.lanes is not None)
+            self._capture(session, batch)
         finally:
             self.queue.leave(session.account)
         self._recorder.batch(queued, batch, times, waited)
         written: bytes = reply(results=results, queue_time_ns=queued).SerializeToString()
         return written
+
+    def _capture(self, session: Session, batch: Batch) -> None:
+        """Has a batch that comes again replayed as a whole, at a moment at which no stream waits for a word."""
+        if self._executor.comes_again(batch) and session.settle(0.0):
+            with session.lanes_held():
+                self._executor.capture(batch)
 
     def _prepare_select(
         self, session: Session, message: bytes, request: selection_pb2.SelectTopKRequest | None = None
