@@ -1,4 +1,4 @@
-"""A server under load and a Prometheus that scrapes it, for the tests of what operators see."""
+"""Servers under load and a Prometheus that scrapes them, for the tests of what operators see."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.servers import Running
+from tests.e2e.test_fleet import Fleet
 from tests.watch import tools
 
 collect_ignore_glob = ["test_*.py"] if tools.missing() else []  # tests/conftest.py prints why
@@ -44,9 +45,20 @@ def busy(folder: Path) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="session")
-def prometheus(folder: Path, busy: Running) -> Iterator[Prometheus]:
-    """A Prometheus with the project's rules that scrapes the busy server every second."""
-    with Prometheus(folder / "p", busy.metrics_port) as running:
+def busy_fleet(folder: Path) -> Iterator[Fleet]:
+    """A server of two devices, an engine at work on the second."""
+    server = Fleet(folder / "busy").start()
+    try:
+        with Load(server.socket_dir / "cpu-1", engines=1):
+            yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def prometheus(folder: Path, busy: Running, busy_fleet: Fleet) -> Iterator[Prometheus]:
+    """A Prometheus with the project's rules that scrapes both busy servers every second."""
+    with Prometheus(folder / "p", busy.metrics_port, busy_fleet.metrics_port) as running:
         running.wait_for_scrapes(SCRAPES)
         yield running
 

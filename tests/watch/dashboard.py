@@ -23,9 +23,9 @@ SHOWN = {
 """What Grafana would put in place of its variables, with "All" chosen and a scrape a second."""
 
 
-def expression(text: str) -> str:
-    """Returns a query with its variables replaced."""
-    for name, value in SHOWN.items():
+def expression(text: str, **chosen: str) -> str:
+    """Returns a query with its variables replaced; `instance` and others may be chosen."""
+    for name, value in {**SHOWN, **{f"${name}": value for name, value in chosen.items()}}.items():
         text = text.replace(name, value)
     assert "$" not in text, f"a variable is not known: {text}"
     return text

@@ -27,8 +27,8 @@ TEST_INTERVAL = "1s"
 class Load:
     """Engines at work on a server; see tests/watch/load.py."""
 
-    def __init__(self, socket_dir: Path) -> None:
-        self._command = [sys.executable, "-m", "tests.watch.load", str(socket_dir)]
+    def __init__(self, socket_dir: Path, engines: int = 2) -> None:
+        self._command = [sys.executable, "-m", "tests.watch.load", str(socket_dir), str(engines)]
 
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(self._command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -41,15 +41,16 @@ class Load:
 
 
 class Prometheus:
-    """A Prometheus with the committed configuration, but for the target's port and the intervals."""
+    """A Prometheus with the committed configuration, but for the targets' ports and the intervals."""
 
-    def __init__(self, folder: Path, target_port: int) -> None:
+    def __init__(self, folder: Path, *target_ports: int) -> None:
         self.folder = folder
+        self.targets = {f"127.0.0.1:{port}" for port in target_ports}
         self.port = processes.free_port()
         config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
         config["global"] = {"scrape_interval": TEST_INTERVAL, "evaluation_interval": TEST_INTERVAL}
         config["rule_files"] = [str(RULES)]
-        config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{target_port}"]}]
+        config["scrape_configs"][0]["static_configs"] = [{"targets": sorted(self.targets)}]
         folder.mkdir()
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
 
@@ -98,8 +99,10 @@ class Prometheus:
         return found
 
     def wait_for_scrapes(self, count: int) -> None:
-        """Waits until the target has been scraped so often under load."""
-        wanted = "count_over_time(topkd_rows_total[5m]) and increase(topkd_rows_total[5m]) > 0"
+        """Waits until every target has been scraped so often under load."""
+        wanted = f"count_over_time(topkd_rows_total[5m]) >= {count} and increase(topkd_rows_total[5m]) > 0"
         processes.wait_until(
-            lambda: any(float(sample["value"][1]) >= count for sample in self.query(wanted)), 120, f"{count} scrapes"
+            lambda: {sample["metric"]["instance"] for sample in self.query(wanted)} == self.targets,
+            180,
+            f"{count} scrapes of each",
         )

@@ -1,4 +1,4 @@
-"""Engines at work: `python -m tests.watch.load SOCKET_DIR` calls every kind of thing until it is terminated.
+"""Engines at work: `python -m tests.watch.load SOCKET_DIR [ENGINES]` calls every kind of thing until it is terminated.
 
 Selections of several dtypes and classes of k, plans, batches, merges, refused calls, sessions that end in order and
 sessions that do not.
@@ -64,9 +64,9 @@ def die(directory: Path) -> None:
     os._exit(1)
 
 
-def main(directory: Path) -> None:
-    """Runs two engines and the visitors until the process is ended."""
-    threads = [threading.Thread(target=select_for_ever, args=(directory, seed)) for seed in (1, 2)]
+def main(directory: Path, engines: int) -> None:
+    """Runs some engines and the visitors until the process is ended."""
+    threads = [threading.Thread(target=select_for_ever, args=(directory, seed)) for seed in range(engines)]
     threads.append(threading.Thread(target=come_and_go, args=(directory,)))
     for thread in threads:
         thread.start()
@@ -75,4 +75,6 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    (die if sys.argv[2:] == ["die"] else main)(Path(sys.argv[1]))
+    if sys.argv[2:] == ["die"]:
+        die(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int((*sys.argv[2:], "2")[0]))

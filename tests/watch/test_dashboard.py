@@ -14,6 +14,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from playwright.sync_api import Browser
 
+from tests.e2e.servers import Running
+from tests.e2e.test_fleet import Fleet
 from tests.watch import panels
 from tests.watch.browser import opened
 from tests.watch.dashboard import DASHBOARD, PANELS, ROWS, expression, targets
@@ -80,16 +82,25 @@ def test_rows_and_panels() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_every_query_gives_data(prometheus: Prometheus, name: str) -> None:
+def test_every_query_gives_data(prometheus: Prometheus, busy: Running, busy_fleet: Fleet, name: str) -> None:
+    """Of a server of one device, and of one of several: of each, and of the device that is busy."""
     target = TARGETS[name]
-    samples = prometheus.query(expression(target["expr"]))
-    assert samples
-    for label in set(re.findall(r"\{\{\s*(\w+)\s*\}\}", target["legendFormat"])) - {"device"}:
-        assert all(sample["metric"].get(label) for sample in samples), f"the legend's {label} is no label of the result"
+    labels = set(re.findall(r"\{\{\s*(\w+)\s*\}\}", target["legendFormat"]))
+    for server, devices in ((busy, [".*"]), (busy_fleet, [".*", "cpu-1"])):
+        for device in devices:
+            chosen = {"instance": f"127.0.0.1:{server.metrics_port}", "device": device}
+            query = expression(target["expr"], **chosen, __rate_interval="1m")  # Grafana's at a scrape in 15 s
+            samples = prometheus.query(query)
+            assert samples, query
+            for label in labels if server is busy_fleet else labels - {"device"}:
+                assert all(sample["metric"].get(label) for sample in samples), f"{label} is no label of {query}"
 
 
 def test_the_annotation_and_the_variables_evaluate(prometheus: Prometheus) -> None:
     prometheus.query(expression(DASHBOARD["annotations"]["list"][0]["expr"]))
+    [of_devices] = [each for each in DASHBOARD["templating"]["list"] if each["name"] == "device"]
+    found = prometheus.query(re.sub(r"label_values\((.*), device\)", r"\1", expression(of_devices["query"]["query"])))
+    assert {sample["metric"].get("device") for sample in found} == {None, "cpu-0", "cpu-1"}
     for variable in DASHBOARD["templating"]["list"][1:]:
         text = expression(variable["query"]["query"])
         match = re.fullmatch(r"label_values\((.*), (\w+)\)", text)

@@ -80,8 +80,11 @@ def test_the_metrics_are_named_by_the_rules_of_prometheus(busy: Running) -> None
 def test_every_rule_evaluates_live(prometheus: Prometheus, rule: dict[str, Any]) -> None:
     samples = prometheus.query(rule["expr"])
     if "record" in rule and rule["record"] not in NEEDS_A_DAY:
-        assert samples, "no data under load"
-        assert prometheus.query(rule["record"]), "it is not recorded"
+        instances = {sample["metric"]["instance"] for sample in samples}
+        assert instances == prometheus.targets, "no data under load of some server"
+        recorded = prometheus.query(rule["record"])
+        assert {sample["metric"]["instance"] for sample in recorded} == prometheus.targets, "it is not recorded"
+        assert {sample["metric"].get("device") for sample in recorded} >= {None, "cpu-1"}, "it loses the device"
 
 
 def test_prometheus_evaluates_them_itself_without_an_error(prometheus: Prometheus) -> None:
