@@ -36,9 +36,9 @@ def shoot_page(browser: Browser, address: str, scheme: str, file: Path) -> None:
 
 
 def shoot_panels(browser: Browser, prometheus: Prometheus, file: Path) -> None:
-    """Takes the panels of the dashboard's first two rows."""
+    """Takes the panels of the dashboard's first rows: service, kernels, lanes."""
     rows = [panel for panel in DASHBOARD["panels"] if panel["type"] == "row"]
-    clip = {"x": 0, "y": 0, "width": SIZE["width"], "height": 12 + panels.CELL * rows[2]["gridPos"]["y"]}
+    clip = {"x": 0, "y": 0, "width": SIZE["width"], "height": 12 + panels.CELL * rows[3]["gridPos"]["y"]}
     with panels.served(prometheus, LOAD_SECONDS) as host, opened(browser, host, viewport=SIZE) as (page, troubles):
         page.wait_for_selector("body[data-drawn]")
         page.screenshot(path=file, full_page=True, clip=clip)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.e2e.servers import Running
+from tests.e2e.test_fleet import Fleet
 from tests.watch.live import ROOT, RULES, Prometheus
 
 pytestmark = pytest.mark.watch
@@ -71,9 +72,10 @@ def test_there_is_no_runbook_without_an_alert() -> None:
     assert {path.stem for path in RUNBOOKS.glob("*.md")} == set(ALERTS)
 
 
-def test_the_metrics_are_named_by_the_rules_of_prometheus(busy: Running) -> None:
-    with urllib.request.urlopen(f"http://127.0.0.1:{busy.metrics_port}/metrics", timeout=10) as answer:
-        promtool("check", "metrics", text=answer.read().decode())
+def test_the_metrics_are_named_by_the_rules_of_prometheus(busy: Running, busy_fleet: Fleet) -> None:
+    for server in (busy, busy_fleet):
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=10) as answer:
+            promtool("check", "metrics", text=answer.read().decode())
 
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.get("record") or rule["alert"])
