@@ -2,6 +2,8 @@
 
 # mypy: ignore-errors
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32, Uint64, const_expr
@@ -11,6 +13,17 @@ from . import cluster_ops as cops
 from ._cute_flags import DROP_NEG_INF, EXPAND, OUT_INT64
 from ._cute_rows import Cells, has, store_index, transformed, write_cell
 from .cluster_layout import Grid, Layout, Place, Range, Shared, Window
+
+AHEAD = 4  # vectors of a thread on their way where a row is read for output
+MANY_TIES = 1024
+
+
+class Share(NamedTuple):
+    """Which places of the output are this CTA's."""
+
+    first: Int32  # of its keys better than the k-th best
+    first_tie: Int32  # of its keys equal to it
+    ties: Int32  # how many of these it writes
 
 
 class Emit(Layout):
@@ -104,17 +117,41 @@ class Emit(Layout):
                 self.write_cell(arguments, cells, row, position, element)
 
     @cute.jit
+    def share_ties(self, arguments, found: Range) -> Share:
+        """Shares the missing keys equal to the k-th best out among the CTAs.
+
+        If there are many, each CTA writes as many as it has in proportion, so that none has to look for all of them.
+        """
+        missing = arguments.k - found.above  # at most 4,096, and of a CTA at most 65,535 keys are known of
+        if const_expr(self.cluster == 1):
+            return Share(Int32(0), found.above, missing)
+        first = cutlass.min(found.ties, missing)
+        end = cutlass.min(found.ties + found.own, missing)
+        if found.inside >= Int32(MANY_TIES):
+            first = Int32(Uint32(missing * found.ties) // Uint32(found.inside))
+            end = Int32(Uint32(missing * (found.ties + found.own)) // Uint32(found.inside))
+        return Share(found.lower, found.above + first, end - first)
+
+    @cute.jit
     def write(
-        self, arguments, cells: Cells, row: Window, found: Range, element: Int32, is_tie: Boolean, place_of: Int32
+        self,
+        arguments,
+        cells: Cells,
+        row: Window,
+        found: Range,
+        share: Share,
+        element: Int32,
+        is_tie: Boolean,
+        place_of: Int32,
     ):
-        """Writes one selected element; of the ties those that are still needed."""
-        position = found.lower + place_of
+        """Writes one selected element; of the ties this CTA's share."""
+        position = share.first + place_of
         if is_tie:
-            position = found.above + found.ties + place_of
+            position = share.first_tie + place_of
         if const_expr(self.grouped):
             if is_tie and self.drops(arguments, found.low):
                 element = Int32(-1)
-        if position < arguments.k:
+        if (not is_tie or place_of < share.ties) and position < arguments.k:
             self.write_cell(arguments, cells, row, position, element)
 
     @cute.jit
@@ -124,7 +161,7 @@ class Emit(Layout):
         Args:
             shared: counts what was taken; the equal ones are not let grow far beyond what is wanted.
             place: this thread.
-            packed: how many of each, in lane `lane`.
+            packed: how many of each, in lane `lane`; 0 tells how many were taken.
             lane: which lane has them.
 
         Returns:
@@ -136,10 +173,9 @@ class Emit(Layout):
         return cute.arch.shuffle_sync(first, lane)
 
     @cute.jit
-    def emit_list(self, arguments, cells: Cells, row: Window, shared: Shared, place: Place, found: Range):
+    def emit_list(self, arguments, cells: Cells, row: Window, shared: Shared, place: Place, found: Range, share: Share):
         """Writes what is selected of this CTA's list."""
         count = shared.sCount[0]
-        ties_wanted = found.above + found.ties < arguments.k  # else the CTAs of lower rank have enough
         for first in cutlass.range(place.warp * 32, count, self.threads, unroll=1):
             index = first + place.lane
             key = Int32(-1)
@@ -148,7 +184,7 @@ class Emit(Layout):
                 entry = shared.sList[index]
                 key = Int32(entry >> Uint64(32))
                 element = Int32(entry & Uint64(0xFFFFFFFF))
-            self.emit_keys(arguments, cells, row, shared, place, found, key, element, ties_wanted)
+            self.emit_keys(arguments, cells, row, shared, place, found, share, key, element)
 
     @cute.jit
     def emit_keys(
@@ -159,12 +195,12 @@ class Emit(Layout):
         shared: Shared,
         place: Place,
         found: Range,
+        share: Share,
         key: Int32,
         element: Int32,
-        ties_wanted: Boolean,
     ):
         """Writes what is selected of a key a lane."""
-        is_tie = key == found.low and ties_wanted
+        is_tie = key == found.low and share.ties > Int32(0)
         above = cute.arch.vote_ballot_sync(key > found.low)
         equal = cute.arch.vote_ballot_sync(is_tie)
         if (above | equal) != Int32(0):
@@ -174,7 +210,7 @@ class Emit(Layout):
                 place_of = (first & 0xFFFF) + cute.arch.popc(above & place.below)
                 if is_tie:
                     place_of = (first >> 16) + cute.arch.popc(equal & place.below)
-                self.write(arguments, cells, row, found, element, is_tie, place_of)
+                self.write(arguments, cells, row, found, share, element, is_tie, place_of)
 
     @cute.jit
     def emit_row(
@@ -186,54 +222,58 @@ class Emit(Layout):
         place: Place,
         grid: Grid,
         found: Range,
+        share: Share,
         all_: Boolean,
     ):
-        """Writes what is selected of this CTA's part of the row; if not `all_` only keys equal to the k-th best."""
-        span = Uint32(0)
-        if all_:
-            span = Uint32(0xFFFF)
-        wanted = arguments.k - found.above - found.ties  # keys equal to the k-th best
+        """Writes what is selected of this CTA's part of the row; if not `all_` only keys equal to the k-th best.
+
+        The row is read AHEAD vectors of a thread at a time, first only one if that should do, until all warps together
+        have found enough.
+        """
         steps = grid.batches * self.vectors
-        if not all_ and wanted <= Int32(0):
+        if not all_ and share.ties <= Int32(0):
             steps = Int32(0)
         if steps > Int32(0) or grid.batches == Int32(0):
             if self.has_ends(place, grid):
                 there, element, key = self.load_end(place, grid)
-                if not there or Uint32(key - found.low) > span:
+                if not there or (key != found.low and not all_):
                     key = Int32(-1)
-                self.emit_keys(arguments, cells, row, shared, place, found, key, element, wanted > Int32(0))
+                self.emit_keys(arguments, cells, row, shared, place, found, share, key, element)
+        cutoff = cops.cutoff_of(found.low, self.largest, self.dtype)
+        enough = share.ties <= Int32(0)
+        count = Int32(AHEAD)
+        if Uint32(share.ties * steps) <= Uint32(found.own) and not all_:
+            count = Int32(1)
         step = Int32(0)
-        words = self.load_vector(grid, grid.first + step * grid.step, step < steps)
         while step < steps:
-            vector = grid.first + step * grid.step
-            keys = self.keys_of(words)
-            step = step + 1
-            words = self.load_vector(grid, grid.first + step * grid.step, step < steps)
-            taken = Uint32(0)
+            at = grid.first + step * grid.step
+            step = step + count
+            words = [self.load_vector(grid, at + i * grid.step, Int32(i) < count) for i in range(AHEAD)]
+            above = Uint32(0)
             equal = Uint32(0)
-            for e in cutlass.range_constexpr(self.elements):
-                key = Uint32(self.key(keys, e))
-                taken = ops.or_if_in_range(taken, key, Uint32(found.low), span, 1 << e)
-                equal = ops.or_if_equal(equal, key, Uint32(found.low), 1 << e)
-            if vector >= grid.limit:
-                taken = Uint32(0)
-            if wanted <= Int32(0):
-                taken = taken & ~equal
-            equal = equal & taken
+            for i in cutlass.range_constexpr(AHEAD):
+                if Int32(i) < count:
+                    better, same = self.compare(words[i], cutoff)
+                    if at + i * grid.step < grid.limit:
+                        above = above | (better << Uint32(i * self.elements))
+                        equal = equal | (same << Uint32(i * self.elements))
+            if not all_:
+                above = Uint32(0)
+            if enough:
+                equal = Uint32(0)
+            taken = above | equal
             if cute.arch.vote_any_sync(taken != Uint32(0)):
-                packed = Int32(cute.arch.popc(taken & ~equal)) | (Int32(cute.arch.popc(equal)) << 16)
+                packed = Int32(cute.arch.popc(above)) | (Int32(cute.arch.popc(equal)) << 16)
                 upto = packed
                 for fold in cutlass.range_constexpr(5):
                     before = cute.arch.shuffle_sync_up(upto, 1 << fold)
                     if place.lane >= Int32(1 << fold):
                         upto = upto + before
                 first = self.reserve(shared, place, upto, 31)
-                if (first >> 16) + (cute.arch.shuffle_sync(upto, 31) >> 16) >= wanted:  # there are enough
-                    wanted = Int32(0)
-                    if not all_:
-                        steps = Int32(0)
                 place_above = (first & 0xFFFF) + ((upto - packed) & 0xFFFF)
                 place_equal = (first >> 16) + ((upto - packed) >> 16)
+                if place_equal >= share.ties:
+                    taken = above
                 while taken != Uint32(0):
                     e = ops.find_first_set(taken)
                     bit = Uint32(1) << Uint32(e)
@@ -243,6 +283,22 @@ class Emit(Layout):
                     if is_tie:
                         place_of = place_equal
                         place_equal = place_equal + 1
+                        if place_equal >= share.ties:
+                            taken = taken & above
                     else:
                         place_above = place_above + 1
-                    self.write(arguments, cells, row, found, self.element_of(grid, vector) + e, is_tie, place_of)
+                    vector = at + (e >> (self.elements.bit_length() - 1)) * grid.step
+                    element = self.element_of(grid, vector) + (e & (self.elements - 1))
+                    self.write(arguments, cells, row, found, share, element, is_tie, place_of)
+            enough = (self.reserve(shared, place, Int32(0), 0) >> 16) >= share.ties  # by all warps together
+            if enough and not all_:
+                steps = Int32(0)
+            count = Int32(AHEAD)
+
+    @cute.jit
+    def compare(self, words, cutoff: cops.Cutoff):
+        """Which elements of a vector are better than a cutoff, and which are equal to it: a bit each."""
+        if const_expr(self.grouped):
+            better, same = cops.split([self.best_of(words)], cutoff, self.largest, self.dtype)
+            return better & Uint32(1), same & Uint32(1)
+        return cops.split(words, cutoff, self.largest, self.dtype)

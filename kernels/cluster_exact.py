@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Uint32, Uint64
 
 from . import _cute_ops as ops
+from . import cluster_ops as cops
 from .cluster_bins import BINS, Bins
 from .cluster_layout import COPIES, Grid, Layout, Place, Range, Shared
 
@@ -26,22 +27,27 @@ class Exact(Bins, Layout):
             k: elements to select.
             passes: counts before this one.
         """
-        bin_, _ = self.find_bin(shared, place, found.above, passes, shared.sBarrier.iterator, k)
+        bin_, reach = self.find_bin(shared, place, found.above, passes, shared.sBarrier.iterator, k)
 
         low, high, from_row, ties = found.low, found.high, found.from_row, found.ties
         above = found.above + shared.sTotal[bin_ + 1]
         lower = found.lower + shared.sLower[bin_ + 1]
+        own = Int32(0)
+        inside = Int32(0)
         if bin_ < Int32(0):  # too few at or above the sampled cutoff: the k-th best is below it
             high = low - 1
             low = Int32(0)
             from_row = Boolean(True)
         else:
             ties = shared.sLower[bin_] - shared.sLower[bin_ + 1]
+            inside = shared.sTotal[bin_] - shared.sTotal[bin_ + 1]
+            own = cops.load_half(reach + (place.rank * BINS + bin_) * 2)
             if bin_ < Int32(BINS - 1):
                 high = cutlass.min(low + (bin_ << shift), high)
+                own = own - cops.load_half(reach + (place.rank * BINS + bin_ + 1) * 2)
             if bin_ > Int32(0):
                 low = low + ((bin_ - 1) << shift) + 1
-        return Range(low, high, above, lower, ties, from_row, bin_ >= Int32(0) and low >= high)
+        return Range(low, high, above, lower, ties, own, inside, from_row, bin_ >= Int32(0) and low >= high)
 
     @cute.jit
     def count_list(self, shared: Shared, place: Place, found: Range, shift: Int32):

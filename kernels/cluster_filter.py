@@ -66,7 +66,7 @@ class Filter(Layout):
                     queued = Int32(0)
                     batches = Int32(0)
             cute.arch.sync_warp()
-        equals = cute.arch.warp_redux_sync(equals, "add")
+        equals = cute.arch.warp_redux_sync(self.counted(equals), "add")
         if place.lane == Int32(0):
             cute.arch.atomic_add(shared.sBin.iterator, equals)
             if batches == Int32(0) and grid.batches > Int32(0):
@@ -114,9 +114,31 @@ class Filter(Layout):
                 if const_expr(self.grouped):
                     equals = equals + 1
                 else:
-                    _, marks = cops.split(words, cutoff, largest, dtype)
-                    equals = equals + Int32(cute.arch.popc(marks))
+                    equals = equals + self.count_best(words, cutoff)
         return queued, equals
+
+    @cute.jit
+    def count_best(self, words, cutoff: cops.Cutoff) -> Int32:
+        """How many scores are equal to the cutoff, of a vector that has some and none that is better.
+
+        A comparison of two halves of a word gives 0xFFFF times the one and -0x10000 times the other, and is added up
+        as it is; `counted` says what a sum of such numbers counts.
+        """
+        equal = [cops.halves(word, cutoff.word, "eq", self.dtype) for word in words]
+        if cutoff.nan:
+            equal = [cops.halves(word, cutoff.word, "gtu", self.dtype) for word in words]
+        return Int32((equal[0] + equal[1]) + (equal[2] + equal[3]))
+
+    @cute.jit
+    def counted(self, equals: Int32) -> Int32:
+        """How many keys a thread has counted: two numbers of 16 bits, or, of groups, one.
+
+        More than 65,535 in one half count too little. Then the row is counted, as where too few keys pass a cutoff.
+        """
+        if const_expr(self.grouped):
+            return equals
+        lower = (Int32(0) - equals) & 0xFFFF
+        return lower + (((lower * 0xFFFF - equals) >> 16) & 0xFFFF)
 
     def load_queued(self, shared: Shared, slot: Int32):
         """The words of a vector in the queue; of a group its best score."""
@@ -161,7 +183,7 @@ class Filter(Layout):
         if not wanted:
             above = Uint32(0)
             equal = Uint32(0)
-        equals = equals + Int32(cute.arch.popc(equal))
+        equals = equals + Int32(cute.arch.popc(equal)) * self.single
         count = Int32(cute.arch.popc(above))
         upto = count
         for fold in cutlass.range_constexpr(5):
@@ -191,7 +213,7 @@ class Filter(Layout):
 
     @cute.jit
     def filter_ends(self, shared: Shared, place: Place, grid: Grid, cutoff: cops.Cutoff, shift: Int32) -> Int32:
-        """The same for the row's ends, a score a lane; returns whether this lane's key is equal to the cutoff."""
+        """The same for the row's ends, a score a lane; returns the lane's count of keys equal to the cutoff."""
         wanted, element, key = self.load_end(place, grid)
         above = wanted and key > cutoff.low
         ballot = cute.arch.vote_ballot_sync(above)
@@ -203,4 +225,4 @@ class Filter(Layout):
             if entry < Int32(self.capacity):
                 shared.sList[entry] = (Uint64(key) << Uint64(32)) | Uint64(element)
             cute.arch.atomic_add(shared.sBin.iterator + self.bin_of(key, cutoff.low, shift), Int32(1))
-        return Int32(wanted and key == cutoff.low)
+        return Int32(wanted and key == cutoff.low) * self.single

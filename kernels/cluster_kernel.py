@@ -15,11 +15,11 @@ Steps, with the names of the methods:
 2. `load_sample`, `load_first`: whole 32-byte sectors from everywhere in the row, 256 a set, asynchronously into shared
    memory; behind them, without waiting, each thread's first vectors.
 3. `make_sample`, `find_cutoff`: 512 samples, each the best of 8, 16 or 32 scores of as many vectors (of fewer where k
-   is not small against the row), folded by shuffles. Every CTA does so by itself, from the same scores, so that nothing
-   is sent. 32 pivots, each the best of a few samples so that they crowd around the wanted rank; every sample is
-   compared with every pivot; the cutoff is the best pivot with enough samples at or above it. "Enough" is the k-th
-   best's expected rank plus 4.5 standard deviations and 3 more (few samples are not normal), of scores that are alike
-   in clusters of up to 8.
+   is not small against the row), folded by shuffles, each from another place of each vector, so that scores at regular
+   places count in all samples. Every CTA does so by itself, from the same scores, so that nothing is sent. 32 pivots,
+   each the best of a few samples so that they crowd around the wanted rank; every sample is compared with every pivot;
+   the cutoff is the best pivot with enough samples at or above it. "Enough" is the k-th best's expected rank plus 4.5
+   standard deviations and 3 more (few samples are not normal), of scores that are alike in clusters of up to 8.
 4. `filter_row`, `look`, `drain`: vectors whose best score is above the cutoff (packed maxima and comparisons) go into a
    queue of their warp; it is unpacked 32 vectors at a time, a vector a lane, so that lanes are busy however few vectors
    pass. Keys above the cutoff are put into the CTA's list and counted in bins by one atomic each. Keys equal to it are
@@ -28,7 +28,8 @@ Steps, with the names of the methods:
    best and, from the counts of the CTAs of lower rank, where its own output begins. While the bin holds several keys:
    `count_list` or `count_row`, and again.
 6. `emit_list` or `emit_row`: every CTA writes its own selected elements; one reservation a warp. If the k-th best is
-   the cutoff itself, those equal to it are looked for in the row until there are enough. In the variants for requests
+   the cutoff itself, those equal to it are looked for in the row until there are enough; many are shared out among the
+   CTAs (`share_ties`). In the variants for requests
    whose order or ties matter, `emit_in_order` (`cluster_marks`): a CTA has neighbouring vectors, marks what is selected
    of them in a bit map, sums it up and writes.
 7. `emit_by_value` (`cluster_value`), for order "value": what would be written in index order is sent to the first CTA
@@ -96,7 +97,8 @@ FEWEST = 64  # vectors of a row that is sampled; of less, all fit in the list
 
 def everything() -> Range:
     """All keys, none counted yet."""
-    return Range(Int32(0), Int32(0xFFFF), Int32(0), Int32(0), Int32(0), Boolean(True), Boolean(False))
+    zero = Int32(0)
+    return Range(zero, Int32(0xFFFF), zero, zero, zero, zero, zero, Boolean(True), Boolean(False))
 
 
 class ClusterSelect(Sample, Filter, Exact, Order):
@@ -218,10 +220,11 @@ class ClusterSelect(Sample, Filter, Exact, Order):
                 grid = self.lay_out(row, place, has(arguments.flags, TIES_HIGHEST))
                 self.emit_in_order(arguments, row_index, row, shared, place, grid, found, found.from_row, unlisted)
             else:
+                share = self.share_ties(arguments, found)
                 if not found.from_row:
-                    self.emit_list(arguments, cells, row, shared, place, found)
+                    self.emit_list(arguments, cells, row, shared, place, found, share)
                 if unlisted:
-                    self.emit_row(arguments, cells, row, shared, place, grid, found, found.from_row)
+                    self.emit_row(arguments, cells, row, shared, place, grid, found, share, found.from_row)
         if const_expr(self.ordered):
             if by_value and place.rank == Int32(0):
                 row = self.find_window(arguments, row_index)

@@ -78,6 +78,8 @@ class Range(NamedTuple):
     above: Int32  # keys of the cluster that are better than `high`
     lower: Int32  # of those, keys of the CTAs of lower rank
     ties: Int32  # keys equal to `low` of the CTAs of lower rank, once `settled`
+    own: Int32  # of this CTA
+    inside: Int32  # of the cluster
     from_row: Boolean  # this CTA's list does not hold all of its keys of the range
     settled: Boolean  # low == high, and counted
 
@@ -105,6 +107,7 @@ class Layout:
         self.grouped = group > 1
         self.ordered = ordered
         self.elements = 8 // group  # of a vector
+        self.single = 1 if group > 1 else 0xFFFF  # one key equal to the cutoff, as `counted` counts it
         self.threads = threads
         self.warps = threads // 32
         self.vectors = vectors or (4 if cluster == 2 else 2)  # of a thread in a batch

@@ -57,7 +57,7 @@ class Sample(Layout):
                 sector = Int32(
                     cops.high_product((stratum << Uint32(32 - bits)) | within, Uint32(grid.vectors) >> Uint32(1))
                 )
-                vector = sector * 2 + (place.lane & 1)
+                vector = sector * 2 + ((place.lane + one) & 1)
                 slot = Int32(shared.sList.iterator.toint()) + (one * self.threads + place.tid) * 16
                 address = grid.base + Int64(vector) * 16
                 if const_expr(self.grouped):  # nearly this vector, if that is not aligned
@@ -70,8 +70,8 @@ class Sample(Layout):
     def make_sample(self, shared: Shared, place: Place, members: Int32) -> Int32:
         """The key of this thread's sample: the best of scores of different vectors, no vector twice.
 
-        Vectors of a thread are folded score by score. Then lanes fold in pairs: each keeps a half of the scores, its
-        own and the other's, until one is left. What is beyond `members` is dropped instead of folded in.
+        Vectors of a thread are folded score by score. Then lanes fold in pairs: each keeps a half of its scores and
+        takes the other half of the other's, until one is left. What is beyond `members` is dropped, not folded in.
         """
         largest, dtype = self.largest, self.dtype
         cops.await_copies()
@@ -89,11 +89,16 @@ class Sample(Layout):
 
     @cute.jit
     def fold_lanes(self, place: Place, members: Int32, words) -> Uint32:
-        """The best of a score of each of a group of lanes' vectors, in the lower half of a word."""
+        """The best of a score of each of a group of lanes' vectors, in the lower half of a word.
+
+        All lanes keep the first half of what they have and give the second away, so that a sample has another place of
+        each vector: scores that stand at one place of all vectors count in all samples. What is not folded in is
+        dropped by halves that differ from lane to lane instead.
+        """
         largest, dtype = self.largest, self.dtype
         for fold in cutlass.range_constexpr(2):
             size = 2 >> fold
-            upper = (place.lane & (8 >> fold)) != Int32(0)
+            upper = (place.lane & (8 >> fold)) != Int32(0) and members <= Int32(1 << fold)
             folded = []
             for i in cutlass.range_constexpr(size):
                 keep = words[i]
@@ -107,7 +112,7 @@ class Sample(Layout):
                 folded.append(keep)
             words = folded
         word = words[0]
-        if (place.lane & 2) != Int32(0):
+        if (place.lane & 2) != Int32(0) and members <= Int32(4):
             word = ops.swap_halves(word)
         other = ops.swap_halves(Uint32(cute.arch.shuffle_sync_bfly(word, 2)))
         if members > Int32(4):

@@ -11,6 +11,8 @@ from . import radix_register_ops as rops
 from .radix_register_digits import Cut, Digits
 from .radix_register_layout import Place, Shared
 
+MANY_TIES = 1024
+
 
 class Emit(Digits):
     """Puts what is taken into the list."""
@@ -106,8 +108,11 @@ class Emit(Digits):
         return cute.arch.warp_redux_sync(one, "add"), total
 
     @cute.jit
-    def take_any(self, shared: Shared, place: Place, grid, keys, cut: Cut, above: Int32):
-        """Puts what is taken into the list in any order: `above` better elements, then ties."""
+    def take_any(self, shared: Shared, place: Place, grid, keys, cut: Cut, above: Int32, inside: Int32):
+        """Puts what is taken into the list in any order: `above` better elements, then `need` of `inside` ties.
+
+        Of many ties each thread takes its share, so that no thread has to take all of its own.
+        """
         bits, ties = self.test(keys, cut)
         taken, tied = Int32(0), Int32(0)
         for m in cutlass.range_constexpr(len(bits)):
@@ -120,7 +125,10 @@ class Emit(Digits):
             base = cute.arch.atomic_add(shared.sTaken.iterator, upto)
         base = cute.arch.shuffle_sync(base, 31) + upto - packed
         position = Int32(base & Uint32(0xFFFF))
-        rank = Int32(base >> Uint32(16))
+        rank, end = Int32(base >> Uint32(16)), cut.need
+        if cut.ties and inside >= Int32(MANY_TIES):
+            end = Int32(Uint32((rank + tied) * cut.need) // Uint32(inside))
+            rank = Int32(Uint32(rank * cut.need) // Uint32(inside))
         per_mask = 32 // self.per_vector
         for m in cutlass.range_constexpr(len(bits)):
             left = bits[m]
@@ -131,7 +139,7 @@ class Emit(Digits):
                 shared.sList[position] = Uint32(element)
                 position = position + 1
             left = ties[m]
-            while left != Uint32(0) and rank < cut.need:
+            while left != Uint32(0) and rank < end:
                 at = ops.find_first_set(left)
                 left = left & (left - Uint32(1))
                 element = self.element_at(place, grid, at, m * per_mask)
@@ -142,7 +150,7 @@ class Emit(Digits):
     @cute.jit
     def element_at(self, place: Place, grid, at: Int32, first: cutlass.Constexpr[int]) -> Int32:
         """The element at a bit of a mask whose first round is `first`."""
-        v = place.first + ((at >> self.log_per_vector) + first) * place.step
+        v = place.number((at >> self.log_per_vector) + first)
         element = v * self.per_vector + (at & (self.per_vector - 1)) - grid.skew
         if const_expr(self.grouped):
             element = element >> grid.group_shift

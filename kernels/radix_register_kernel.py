@@ -26,7 +26,7 @@ Steps, with the names of the methods:
 
 Threads. With T threads and V vectors each (16 bytes, 8 or 4 scores), vector v of a row belongs to
 
-    any order       |thread 0: v = 0|thread 1: 1| .. |T - 1|    then T, T + 1, ...: thread v mod T
+    any order       |thread 0: v = 0|thread 1: 1| .. |T - 1|    then T, T + 1, ...: thread (v - 72 j) mod T in round j
     index order     |warp 0: v = 0 .. 32 R - 1|warp 1: 32 R ..|  R = rounds that the bound of the lengths needs;
                      lane = v mod 32, so that (warp, round, lane, score) is the order of the row
 
@@ -159,7 +159,7 @@ class RadixRegister(List):
         cut = self.cut(row, found)
         taken = room
         if loose:
-            self.take_any(shared, place, grid, keys, cut, room - cut.need)
+            self.take_any(shared, place, grid, keys, cut, room - cut.need, found.inside)
         else:
             taken = self.take(shared, place, grid, keys, cut, keyed)
             if row.by_value:

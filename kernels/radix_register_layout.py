@@ -15,11 +15,12 @@ from ._cute_rows import Row, has
 from .radix_register_shape import BINS, FEW, PASSES, Shape
 from .radix_wide_layout import Layout as WideLayout
 
+TURN = 72  # vectors; whole cache lines, but no whole warps
 LOG_BINS = 11
 
 
 class Place(NamedTuple):
-    """This thread, and where its vectors are: number first + j * step for j < rounds."""
+    """This thread, and where its vectors are: number ((first + j * turn) & mask) + j * step for j < rounds."""
 
     tid: Int32
     warp: Int32
@@ -27,6 +28,12 @@ class Place(NamedTuple):
     first: Int32
     step: Int32
     rounds: Int32
+    turn: Int32
+    mask: Int32
+
+    def number(self, j):
+        """Which vector this thread's j-th is, if it has as many."""
+        return ((self.first + j * self.turn) & self.mask) + j * self.step
 
 
 class Memory(NamedTuple):
@@ -166,14 +173,18 @@ class Layout(WideLayout):
     def find_place(self, tid: Int32, memory: Memory, ordered: Boolean) -> Place:
         """Which vectors this thread takes. If `ordered`, warps follow each other in the row; else threads do.
 
-        Either way a warp's loads are of 32 vectors side by side.
+        Either way a warp's loads are of 32 vectors side by side, but where threads begin again in the middle of a warp.
+        Threads take turns: of rows with a period that divides what they read in a round, some threads, or some warps,
+        would have all that is taken, and the bests of groups would be alike.
         """
         warp, lane = tid >> 5, tid & 31
         rounds = Int32(Uint32(memory.vectors + (self.threads - 1)) >> Uint32(self.threads.bit_length() - 1))
         first, step = tid, Int32(self.threads)
+        turn, mask = Int32(TURN if self.rounds > 1 else 0), Int32(self.threads - 1)
         if ordered:
             first, step = warp * (rounds * 32) + lane, Int32(32)
-        return Place(tid, warp, lane, first, step, rounds)
+            turn, mask = Int32(0), Int32(-1)
+        return Place(tid, warp, lane, first, step, rounds, turn, mask)
 
     @cute.jit
     def load(self, memory: Memory, place: Place):
@@ -188,7 +199,7 @@ class Layout(WideLayout):
     @cute.jit
     def number(self, memory: Memory, place: Place, j: cutlass.Constexpr[int]) -> Int32:
         """Which vector this thread's j-th is; one past the last if there is none."""
-        v = place.first + j * place.step
+        v = place.number(j)
         if const_expr(j > 0):
             v = v if Int32(j) < place.rounds else memory.vectors
         return v

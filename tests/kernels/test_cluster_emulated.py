@@ -348,15 +348,31 @@ class Cta(ptx.Cta):
         return step
 
 
+class Counted(ptx.GlobalMemory):
+    """Counts the bytes that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = 0
+
+    def places(self, addresses: ptx.Array, size: int, allowed: ptx.Array, what: str) -> ptx.Array:
+        places = super().places(addresses, size, allowed, what)
+        if what in ("read", "copy"):
+            self.read += places.size
+        return places
+
+
 class Emulated:
     """`select_topk` by the interpreted kernel, on CPU tensors."""
 
     cta: type[Cta] = Cta
 
-    def __init__(self, folder: Path, cluster: int, path: int) -> None:
+    def __init__(self, folder: Path, cluster: int, path: int, *facts: int) -> None:
         self.folder = folder
         self.cluster = cluster
         self.path = path
+        self.facts = facts  # after those of a kind
+        self.read = 0  # bytes of the last job's tensors
         self.kernels: dict[tuple[Any, ...], tuple[ptx.Kernel, int]] = {}
 
     def empty(self, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -382,22 +398,23 @@ class Emulated:
             folder = self.folder / "-".join(map(str, kind))
             folder.mkdir(parents=True)
             options = f"--keep-ptx --dump-dir {folder}"
-            compile_kernel("cluster_kernel", "ClusterSelect", (self.cluster, *kind), "sm_90a", options)
+            compile_kernel("cluster_kernel", "ClusterSelect", (self.cluster, *kind, *self.facts), "sm_90a", options)
             (file,) = folder.glob("*.ptx")
             text = WAIT.sub(r"mbarrierwait.b64 \1, \2;", file.read_text())
             text = TRY.sub(r"mbarrierwait.b64 \2, \3;\nsetp.eq.u32 \1, 0, 0;", text).replace("%globaltimer", "0")
-            self.kernels[kind] = ptx.parse(text), ClusterSelect(self.cluster, *kind).shared_bytes
+            self.kernels[kind] = ptx.parse(text), ClusterSelect(self.cluster, *kind, *self.facts).shared_bytes
         return self.kernels[kind]
 
     def _run(self, job: Job) -> None:
         request = job.request
         kernel, shared = self._kernel(*kind_of(request))
-        memory = ptx.GlobalMemory()
+        memory = Counted()
         placed = Placed(memory, job)
         *arguments, rows = placed.arguments
         ctas = [self.cta(kernel, memory, [*arguments, self.path], 512, shared) for _ in range(self.cluster)]
         for row in range(rows):
             run_cluster(ctas, row)
+        self.read = memory.read
         placed.read_back()
 
 
@@ -514,6 +531,41 @@ def test_sample_that_misjudges(backends: dict[tuple[int, int], Backend]) -> None
         bits[sampled] = np.random.default_rng(1).integers(0x4100, 0x4200, len(sampled)) if large else 0x3E00
         case = Case(storage=bits, dtype="bfloat16", rows=1, width=65536, k=2048)
         backends[2, 0].run(case)
+
+
+def read_once() -> Iterator[tuple[str, ptx.Array]]:
+    """Rows of 32,768 scores that a sample taken at regular places would misjudge, or with many ties."""
+    rng = np.random.default_rng(0)
+    plain = rng.integers(0x3F00, 0x3FFF, 32_768).astype(np.uint16)
+    for period in (8, 16, 32):
+        bits = plain.copy()
+        bits[3::period] = rng.integers(0x4100, 0x4200, len(bits[3::period]))
+        yield f"period-{period}", bits
+    elements = np.arange(32_768)
+    folded = ((elements & 7) == elements * 8 // 32_768) & ((elements & 8) == 0)
+    yield "folded", np.where(folded, rng.integers(0x4100, 0x4200, 32_768), plain).astype(np.uint16)
+    yield "descending", (0x4080 - elements // 256).astype(np.uint16)
+    yield "two-levels", np.where(rng.random(32_768) < 0.08, 0x4000, 0x3F80).astype(np.uint16)
+    yield "plateau", np.where(rng.random(32_768) < 0.003, plain, 0).astype(np.uint16)
+
+
+READ_ONCE = dict(read_once())
+
+
+@pytest.fixture(scope="session")
+def small_list(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    """A CTA a row whose list holds 700 keys."""
+    facts = {"threads": 512, "vectors": 2, "deep": 1, "residents": 2, "capacity": 700}
+    return Emulated(tmp_path_factory.mktemp("ptx"), 1, 0, *facts.values())
+
+
+@pytest.mark.parametrize("name", READ_ONCE)
+def test_rows_that_are_read_once(small_list: Emulated, name: str) -> None:
+    """The cutoff is not so low that the list overflows, and few ties are looked for no longer than it takes."""
+    bits = READ_ONCE[name]
+    Backend("emulated", small_list).run(Case(storage=bits, dtype="bfloat16", rows=1, width=len(bits), k=200))
+    row, sample = bits.nbytes, 2 * 512 * 16
+    assert row <= small_list.read < 1.3 * row + sample
 
 
 @pytest.mark.parametrize("equal", [0, 2047, 2048, 30000])
