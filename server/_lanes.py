@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from topkd._watchdog import LATE
 from topkd._words import FIRST_LANE, WORKER_BELL, Failure, Words
 from topkd.v1 import selection_pb2
 
@@ -26,6 +27,9 @@ from .errors import DeadlinePassedError, FieldError, KernelFailedError, LaneLimi
 from .metrics import ServerMetrics
 
 __all__ = ["Dispatch", "Lane", "Lanes", "Opened"]
+
+_LET_GO_S = (0.001, 0.1)
+"""Between looks at calls of closed lanes: while some come, and later."""
 
 
 class Lane:
@@ -145,6 +149,9 @@ class Lanes:
         self._lanes: dict[int, tuple[Lane, Dispatch]] = {}
         self._ending: dict[int, Lane] = {}  # closed, and their last call may still run
         self._closed = False
+        self._opened: set[int] = set()  # ever
+        self._over = threading.Event()
+        self._letting_go: threading.Thread | None = None
 
     def open(self, plans: Sequence[int]) -> Opened:
         """Opens a lane over plans; the caller has the turn.
@@ -166,6 +173,7 @@ class Lanes:
             self._words.set_done(lane.line, 1)
             dispatch, refusals = self._dispatch(lane)
             self._lanes[number] = lane, dispatch
+            self._opened.add(number)
             self._metrics.lanes.labels(dispatch.mode).inc()
         return Opened(number, dispatch.code, "; ".join(refusals) or dispatch.reason)
 
@@ -179,7 +187,7 @@ class Lanes:
         raise LaneLimitError("; ".join(refusals))
 
     def close(self, number: int, timeout: float) -> None:
-        """Closes a lane, once nothing of it runs any more; what was asked for and not taken is forgotten.
+        """Closes a lane, once nothing of it runs any more; what was asked for and not taken fails.
 
         Raises:
             FieldError: there is no such lane.
@@ -193,8 +201,31 @@ class Lanes:
             self._ending[number] = lane
             del self._lanes[number]
             self._metrics.lanes.labels(dispatch.mode).dec()
+            if self._words.end(lane.line) == LATE:
+                self._metrics.lane_released.labels("late").inc()
+            if self._letting_go is None:
+                self._letting_go = threading.Thread(target=self._let_go, name="topkd-let-go", daemon=True)
+                self._letting_go.start()
         if not _settled([lane], timeout):
             raise DeadlinePassedError("the lane's last call is not over")
+
+    def _let_go(self) -> None:
+        """Fails calls of lanes that are closed, as a graph that was captured before may make: nobody else answers."""
+        pause = _LET_GO_S[1]
+        while not self._over.wait(pause):
+            with self._lock:
+                self._ending = {number: lane for number, lane in self._ending.items() if lane.busy()}
+                taken = {*self._lanes, *self._ending}
+                lines = [FIRST_LANE + number for number in self._opened - taken]
+                waited = [line for line in lines if not self._closed and not self._words.done(line)]
+                for line in waited:
+                    total = self._words.failure(line).total & 0x7FFF_FFFF
+                    self._words.set_failure(line, Failure(0, 0, selection_pb2.LANE_FAILURE_NO_PLAN, total + 1))
+                    self._words.set_done(line, 1)
+            if waited:
+                self._words.ring(WORKER_BELL)
+                self._metrics.lane_released.labels("closed").inc(len(waited))
+            pause = _LET_GO_S[not waited]
 
     def settle(self, timeout: float) -> bool:
         """Waits until no call that was taken runs any more; says whether that came."""
@@ -227,6 +258,7 @@ class Lanes:
         """Ends every lane: whoever waits for one finds that it failed. Idempotent."""
         with self._lock:
             self._closed = True
+            self._over.set()
             served, self._lanes = list(self._lanes.values()), {}
         for dispatch in self._dispatches:
             dispatch.close()
@@ -234,6 +266,8 @@ class Lanes:
             self._metrics.lanes.labels(dispatch.mode).dec()
         _settled([*(lane for lane, _ in served), *self._ending.values()], timeout)
         for lane, _ in served:
+            if not self._words.done(lane.line):
+                self._metrics.lane_released.labels("session_ended").inc()
             lane.note(selection_pb2.LANE_FAILURE_SESSION_ENDED)
             self._words.set_done(lane.line, 1)
         self._words.ring(WORKER_BELL)

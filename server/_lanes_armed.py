@@ -13,7 +13,7 @@ until it is over.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -46,13 +46,27 @@ class CannotArmError(ServerError):
 
 
 class Rounds(Protocol):
-    """What is kept in a stream for one lane."""
+    """What is kept in a stream for one lane.
 
-    def arm(self) -> None:
-        """Puts rounds into the stream, which is empty, and forgets that some were given up."""
+    Attributes:
+        batch: what a round runs.
+        most: rounds in the stream when none is used up.
+    """
 
-    def refill(self) -> bool:
-        """Puts rounds behind those in the stream for those that were used up; says whether it had run dry."""
+    batch: Batch
+    most: int
+
+    def arm(self) -> int:
+        """Puts rounds into the stream, which is empty, forgets that some were given up, and says how many they are."""
+
+    def refill(self) -> int:
+        """Puts as many rounds behind those in the stream as were used up, and says how many; all: it had run dry."""
+
+    def times(self) -> Sequence[int]:
+        """Returns the nanoseconds of each of the batch's kernel calls in an answered round; empty if none was timed.
+
+        One round in many is timed, and returned once.
+        """
 
     def answered(self) -> int:
         """Returns how many calls were answered ever; no call of CUDA."""
@@ -126,7 +140,7 @@ class Armed:
         self._queue = queue
         self._log = log
         self._lock = threading.Lock()  # over what launches
-        self._counting = threading.Lock()
+        self._counting = threading.Lock()  # over numbers, and which lanes are served
         self._holds = 0
         self._guarding = False
         self._launching: float | None = None
@@ -134,9 +148,8 @@ class Armed:
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
         self._woken = threading.Event()
+        self._metrics = metrics
         self._finished = metrics.lane_calls.labels(self.mode, "finished")
-        self._dry = metrics.lane_dry
-        self._disarmed = metrics.lane_disarmed
 
     # ------------------------------------------------------------------------------------------------- as a `Dispatch`
 
@@ -154,7 +167,8 @@ class Armed:
                 rounds = self._open_rounds(lane.line, batch)
             except CannotArmError as error:
                 return str(error)
-            self._served = (*self._served, _Served(lane, rounds))
+            with self._counting:
+                self._served = (*self._served, _Served(lane, rounds))
         if not self._threads:
             for name, run in (("topkd-rearm", self._keep_armed), ("topkd-guard", self._guard)):
                 self._threads.append(threading.Thread(target=run, name=name, daemon=True))
@@ -166,9 +180,8 @@ class Armed:
         """Disarms a lane for good."""
         with self.held():
             served = next((one for one in self._served if one.lane is lane), None)
-            if served is not None:
-                self._forget(served)
-        if served is None:
+            forgotten = served is not None and self._forget(served)
+        if not forgotten:
             self._fallback.drop(lane)
 
     def close(self) -> None:
@@ -180,10 +193,15 @@ class Armed:
         for served in self._served:
             self._forget(served)
 
-    def _forget(self, served: _Served) -> None:
-        self._served = tuple(one for one in self._served if one is not served)
+    def _forget(self, served: _Served) -> bool:
+        """Lets go of a lane's rounds, the lanes being held; says whether no other thread had done so."""
+        with self._counting:
+            if served not in self._served:
+                return False
+            self._served = tuple(one for one in self._served if one is not served)
         self._count(served)
         served.rounds.close()
+        return True
 
     # ------------------------------------------------------------------------------------------------------- holding
 
@@ -212,7 +230,7 @@ class Armed:
         with self._lock:
             deadline = time.monotonic() + _IDLE_TIMEOUT_S
             for served in self._served:
-                self._disarmed.inc()
+                self._metrics.lane_disarmed.inc()
                 while not self._idle(served):
                     if time.monotonic() > deadline:
                         raise KernelFailedError("the rounds of a lane do not end")
@@ -226,22 +244,24 @@ class Armed:
             return True  # a device that has failed touches nothing
 
     def _rearm(self) -> None:
-        """Arms what was given up, if nobody holds the lanes; a lane whose plan is gone is given to the fallback."""
+        """Arms what was given up, if nobody holds the lanes."""
         with self._lock:
             for served in self._served:
                 if self._holds or self._guarding or self._closed.is_set():
                     return
-                if not served.given_up or not self._idle(served):
+                if not served.given_up or served.lane.plan(1) is None or not self._idle(served):
                     continue
-                if served.lane.plan(1) is None:
-                    self._give_away(served)
-                else:
-                    served.given_up = False  # whoever gives it up from here on finds it so
-                    self._launch(served, served.rounds.arm)
+                served.given_up = False  # whoever gives it up from here on finds it so
+                self._launch(served, served.rounds.arm)
 
-    def _give_away(self, served: _Served) -> None:
-        self._forget(served)
-        self._fallback.take(served.lane)
+    def _give_away(self) -> None:
+        """Gives lanes whose plan is gone to the fallback; plans go while lanes are held, so that these are given up."""
+        gone = [served for served in self._served if served.given_up and served.lane.plan(1) is None]
+        if gone:
+            with self.held():  # the driver may not free graphs while a stream of another lane waits
+                for served in gone:
+                    if self._forget(served):
+                        self._fallback.take(served.lane)
 
     # -------------------------------------------------------------------------------------------------- the two threads
 
@@ -252,6 +272,7 @@ class Armed:
             self._woken.clear()
             try:
                 if any(served.given_up for served in self._served):
+                    self._give_away()
                     self._rearm()
                 elif self._refill():
                     last = time.monotonic()
@@ -267,19 +288,24 @@ class Armed:
             with self._lock:
                 if self._holds or self._guarding or served.given_up:
                     continue
-                if self._launch(served, served.rounds.refill):
-                    self._dry.inc()
+                if self._launch(served, served.rounds.refill) == served.rounds.most:
+                    self._metrics.lane_dry.inc()
+                times = served.rounds.times()
+            for call, nanoseconds in zip(served.rounds.batch.calls, times, strict=False):
+                call.histogram.observe(nanoseconds * 1e-9)
         return came
 
-    def _launch(self, served: _Served, launch: Callable[[], bool | None]) -> bool:
-        """Calls what launches rounds; the lock is held."""
+    def _launch(self, served: _Served, launch: Callable[[], int]) -> int:
+        """Calls what launches rounds, and says how many it did; the lock is held."""
         self._launching = time.monotonic()
         try:
-            return bool(launch())
+            rounds = launch()
         finally:
             self._launching = None
             if self._holds or self._guarding:
                 served.give_up()
+        self._metrics.lane_rounds.inc(rounds)
+        return rounds
 
     def _count(self, served: _Served) -> int:
         with self._counting:
@@ -287,7 +313,12 @@ class Armed:
             served.counted += came
             if came:
                 served.lane.count(came)  # a client that watches its time sees that calls come through
-        self._finished.inc(came)
+        if came:
+            batch, metrics = served.rounds.batch, self._metrics
+            self._finished.inc(came)
+            metrics.rows.inc(came * batch.rows)
+            metrics.input_bytes.inc(came * batch.input_bytes)
+            metrics.output_bytes.inc(came * batch.output_bytes)
         return came
 
     def _lose(self) -> None:
@@ -296,7 +327,8 @@ class Armed:
             for served in self._served:
                 with suppress(Exception):  # whatever is in the stream shall hold nothing up
                     served.give_up()
-                self._served = tuple(one for one in self._served if one is not served)
+                with self._counting:
+                    self._served = tuple(one for one in self._served if one is not served)
                 self._fallback.take(served.lane)
 
     def _guard(self) -> None:

@@ -1,6 +1,7 @@
 """What the workers know of memory: dtypes, regions, and the interface that both backends keep."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from ._slots import Slot
     from .metrics import ServerMetrics
 
-__all__ = ["DTYPES", "DTYPE_LABELS", "PROTO_DTYPES", "Backend", "Region"]
+__all__ = ["DTYPES", "DTYPE_LABELS", "PROTO_DTYPES", "Backend", "Held", "Region"]
+
+Held = Callable[[], AbstractContextManager[None]]
+"""Keeps the session's lanes out of the device's streams meanwhile: closing a mapping waits for those."""
 
 DTYPES: Mapping[int, torch.dtype] = {
     tensor_pb2.D_TYPE_BFLOAT16: torch.bfloat16,
@@ -70,8 +74,8 @@ class Backend(Protocol):
     def open_memfd(self, fd: int, size: int) -> Region:
         """Maps host memory; the descriptor stays the caller's. Raises ServerError."""
 
-    def open_cuda_ipc(self, memory: selection_pb2.CudaIpcMemory) -> Region:
-        """Opens device memory of another process. Raises ServerError."""
+    def open_cuda_ipc(self, memory: selection_pb2.CudaIpcMemory, held: Held) -> Region:
+        """Opens device memory of another process; with lanes held, closes it if it is refused. Raises ServerError."""
 
     def open_vmm(self, message: side_pb2.RegisterVmm, fds: Sequence[int]) -> Region:
         """Maps allocations of another process by their descriptors, which stay the caller's. Raises ServerError."""

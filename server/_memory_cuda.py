@@ -1,8 +1,9 @@
 """The CUDA backend: regions are allocations of other processes, opened by their IPC handles or by descriptors.
 
 - A handle stands for a whole allocation. Opening it again in one context gives the same address and raises the driver's
-  count, so one `_Allocation` counts the regions over it. It is found by address, never by handle: a freed address can
-  come back with the same handle (NVIDIA, CUDA Runtime API, "cudaIpcOpenMemHandle").
+  count, so it is opened and closed once a region, and one `_Allocation` counts the regions over it. It is found by
+  address, never by handle: a freed address can come back with the same handle (NVIDIA, CUDA Runtime API,
+  "cudaIpcOpenMemHandle").
 - `cudaIpcCloseMemHandle` synchronises the device: a reaper thread calls it, after the work that used the memory; the
   caller waits for it. `_memory_vmm` says how memory without such a handle is mapped; it goes the same way.
 - The process sees exactly one device, number 0 (`select_device` in `topkd.server._device`).
@@ -22,7 +23,7 @@ from topkd import kernels
 from topkd._words import Words
 from topkd.v1 import control_pb2, selection_pb2, side_pb2
 
-from ._memory import DTYPES
+from ._memory import DTYPES, Held
 from ._memory_vmm import VmmMapping, VmmSpace
 from ._replay_cuda import Replays
 from ._views import View
@@ -54,7 +55,7 @@ class _Bytes:
 
 
 class _Allocation:
-    """An opened allocation and the number of regions over it."""
+    """An opened allocation and the number of regions over it, for each of which its handle was opened."""
 
     def __init__(self, base: int, size: int) -> None:
         self.base = base
@@ -135,7 +136,7 @@ class CudaBackend:
             "this server runs on a GPU; register CUDA memory (RegisterRegion)", field="register_memfd"
         )
 
-    def open_cuda_ipc(self, memory: selection_pb2.CudaIpcMemory) -> CudaRegion:
+    def open_cuda_ipc(self, memory: selection_pb2.CudaIpcMemory, held: Held) -> CudaRegion:
         """Opens an allocation of another process and checks the region against its real size."""
         self._check_device(memory.device_uuid, "cuda_ipc")
         if len(memory.handle) != _HANDLE_BYTES:
@@ -144,10 +145,11 @@ class CudaBackend:
         if memory.size < 1:
             raise FieldError("size is 0; it must be at least 1", field="cuda_ipc.size")
         with self._lock:
-            allocation = self._open(memory.handle)
+            allocation = self._open(memory.handle, held)
             allocation.users += 1
         if memory.offset + memory.size > allocation.size:
-            self.release(allocation)
+            with held():
+                self.release(allocation)
             text = f"offset {memory.offset} and size {memory.size} end beyond the allocation of {allocation.size} bytes"
             raise FieldError(text, field="cuda_ipc.offset" if memory.offset > allocation.size else "cuda_ipc.size")
         address, release = allocation.base + memory.offset, partial(self.release, allocation)
@@ -167,7 +169,7 @@ class CudaBackend:
             text = f"device_uuid is {uuid!r}; this server runs on {self.info.uuid!r}"
             raise DeviceMismatchError(text, field=f"{request}.device_uuid")
 
-    def _open(self, handle_bytes: bytes) -> _Allocation:
+    def _open(self, handle_bytes: bytes, held: Held) -> _Allocation:
         """Opens a handle, or finds the allocation that it leads to; the lock is held."""
         runtime = self._runtime
         runtime.cudaSetDevice(0)
@@ -184,23 +186,22 @@ class CudaBackend:
         base = int(pointer)
         known = self._allocations.get(base)
         if known is not None:
-            runtime.cudaIpcCloseMemHandle(base)  # one count of the driver's is enough; this one cannot be the last
             return known
         result, start, size = self._driver.cuMemGetAddressRange(self._driver.CUdeviceptr(base))
         if result != self._driver.CUresult.CUDA_SUCCESS:
-            runtime.cudaIpcCloseMemHandle(base)
+            with held():
+                runtime.cudaIpcCloseMemHandle(base)
             raise IpcOpenFailedError(f"the allocation's size is not known: {result.name}", field="cuda_ipc.handle")
         allocation = _Allocation(base, int(size) - (base - int(start)))
         self._allocations[base] = allocation
         return allocation
 
     def release(self, allocation: _Allocation) -> None:
-        """Takes one user off an allocation; the last one closes it, in the reaper's thread, and waits."""
+        """Closes a user's handle, in the reaper's thread, and waits; the last one's closes the mapping."""
         with self._lock:
             allocation.users -= 1
-            if allocation.users:
-                return
-            del self._allocations[allocation.base]
+            if not allocation.users:
+                del self._allocations[allocation.base]
             closing = self._reaper.submit(self._close, allocation.base)
             closing.result()  # under the lock: a handle that is opened meanwhile must not meet a mapping that goes away
 

@@ -14,7 +14,7 @@ import torch
 from topkd._words import Words
 from topkd.v1 import control_pb2, selection_pb2, side_pb2
 
-from ._memory import DTYPES
+from ._memory import DTYPES, Held
 from ._views import View
 from ._words import REQUIRED_SEALS
 from .errors import DeviceMismatchError, FieldError, MemfdNotSealedError
@@ -110,7 +110,7 @@ class HostBackend:
         except OSError as error:
             raise MemfdNotSealedError(f"the memfd cannot be mapped: {error.strerror}") from None
 
-    def open_cuda_ipc(self, memory: selection_pb2.CudaIpcMemory) -> HostRegion:
+    def open_cuda_ipc(self, memory: selection_pb2.CudaIpcMemory, held: Held) -> HostRegion:
         """Refuses: this server has no GPU."""
         raise DeviceMismatchError(
             "this server runs on the CPU; register host memory over the side socket", field="cuda_ipc"

@@ -13,7 +13,7 @@ from prometheus_client import Counter, Histogram
 from topkd import kernels
 
 from ._execute import FALLBACK_REASONS, Batch
-from .metrics import LANE_OUTCOMES, ORDERED_OUTCOMES, ServerMetrics
+from .metrics import LANE_OUTCOMES, ORDERED_OUTCOMES, RELEASE_CAUSES, ServerMetrics
 
 __all__ = ["Recorder"]
 
@@ -38,6 +38,8 @@ class Recorder:
         metrics.lanes.labels("polled")
         for outcome in LANE_OUTCOMES:
             metrics.lane_calls.labels("polled", outcome)
+        for cause in RELEASE_CAUSES:
+            metrics.lane_released.labels(cause)
         for family in kernels.kernels():  # a series that is there from the start shows its first increase
             for phase in ("start", "ready"):
                 metrics.compiles.labels(family, phase)

@@ -23,7 +23,7 @@ import torch
 from topkd import kernels
 from topkd._words import CALLS, LINE
 
-from ._execute import Batch
+from ._execute import Batch, Call
 from ._lanes_armed import CannotArmError
 from ._slot_cuda import MappedWords, enqueues, spare_size, telling_failure
 from .errors import KernelFailedError
@@ -57,8 +57,11 @@ class CudaRounds:
             raise CannotArmError(f"the kernel {other!r} does more than enqueue")
         self._mapped = mapped
         self._line = line
-        self._batch = batch
+        self.batch = batch
         self._answer = answer
+        self._timing = [(mapped.make_event(), mapped.make_event()) for _ in batch.calls]
+        self._is_timed = False
+        self._times: list[int] = []
         self._stream: Any = mapped.make_stream()
         self._control: Any = mapped.make_stream(-1)
         self._giving_up = threading.Lock()
@@ -77,9 +80,9 @@ class CudaRounds:
     def _prepare(self) -> None:
         """Captures the graphs, and runs them once without effect."""
         with torch.cuda.stream(self._stream):
-            self._spare = torch.zeros(spare_size(self._batch), dtype=torch.uint8, device="cuda")
+            self._spare = torch.zeros(spare_size(self.batch), dtype=torch.uint8, device="cuda")
             self._stream.synchronize()  # the mark is another stream's
-            for call in self._batch.calls:
+            for call in self.batch.calls:
                 for request in call.selections:
                     kernels.warm_select(request)
             try:
@@ -97,8 +100,9 @@ class CudaRounds:
 
     def _capture(self) -> list[Any]:
         spare = self._spare.data_ptr()
-        operations = 2 + 2 * sum(len(call.requests) for call in self._batch.calls)
+        operations = 2 + 2 * sum(len(call.requests) for call in self.batch.calls)
         rounds = max(1, min(MOST_ROUNDS, MOST_OPERATIONS // (GRAPHS * operations)))
+        self.most = GRAPHS * rounds
         request = self._mapped.address + 2 * self._line * LINE
         words = (request, request + LINE, request + LINE + 8 * CALLS, self._told)
         graphs: list[Any] = []
@@ -107,17 +111,27 @@ class CudaRounds:
             pool = graphs[0].pool() if graphs else None
             graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
-                for _ in range(rounds):
+                for place in range(rounds):
                     self._mapped.wait_ready(self._stream.cuda_stream, self._line, 1)
-                    for call in self._batch.calls:
-                        kernels.run_select_batch(call.selections, overlap_checked=True, spare=spare)
+                    timing = self._timing if not graphs and not place else [None] * len(self._timing)
+                    for call, events in zip(self.batch.calls, timing, strict=True):
+                        self._run(call, events)
                     self._answer(spare, words, self._spare.device)
             finally:
                 graph.capture_end()
             graphs.append(graph)
         return graphs
 
-    def arm(self) -> None:
+    def _run(self, call: Call, events: tuple[Any, Any] | None) -> None:
+        """Captures a kernel call, between events if it is to be timed."""
+        stream = self._stream.cuda_stream
+        if events is not None:
+            self._mapped.record(stream, events[0])
+        kernels.run_select_batch(call.selections, overlap_checked=True, spare=self._spare.data_ptr())
+        if events is not None:
+            self._mapped.record(stream, events[1])
+
+    def arm(self) -> int:
         """Puts all graphs into the stream."""
         self._reap()
         with self._giving_up:
@@ -126,8 +140,11 @@ class CudaRounds:
             self._mapped.words.clear_upper(self._line)
         for graph in self._graphs:
             self._launch(graph)
+        return self.most
 
     def _launch(self, graph: Any) -> None:
+        if graph is self._graphs[0]:
+            self._is_timed = True
         event = self._idle_events.pop()
         with telling_failure(), torch.cuda.stream(self._stream):
             graph.replay()
@@ -142,14 +159,22 @@ class CudaRounds:
                 graph, event = self._ends.popleft()
                 self._idle_events.append(event)
                 over.append(graph)
+                if graph is self._graphs[0] and self._is_timed:
+                    with suppress(KernelFailedError):  # a figure is not worth a lane
+                        self._times = [self._mapped.nanoseconds(*events) for events in self._timing]
         return over
 
-    def refill(self) -> bool:
+    def refill(self) -> int:
         """Launches again what is over."""
         over = self._reap()
         for graph in over:
             self._launch(graph)
-        return len(over) == len(self._graphs)
+        return len(over) * self.most // len(self._graphs)
+
+    def times(self) -> list[int]:
+        """Returns what the timed round took, if it is over and was not given up since the last call."""
+        times, self._times = self._times, []
+        return times
 
     def answered(self) -> int:
         """Returns how many calls were answered; a kernel counts them."""
@@ -161,6 +186,7 @@ class CudaRounds:
             with telling_failure():
                 if self._over or not self._control.query():
                     return
+            self._is_timed = False
             self._mapped.set_mark(self._control.cuda_stream, self._spare.data_ptr(), 1)
             self._mapped.push(self._control.cuda_stream, self._line)
 
@@ -181,3 +207,6 @@ class CudaRounds:
     def _destroy_streams(self) -> None:
         for stream in (self._stream, self._control):
             self._mapped.destroy_stream(stream)
+        for events in self._timing:
+            for event in events:
+                self._mapped.destroy_event(event)

@@ -388,7 +388,8 @@ class SelectionService:
         if session.remote:
             raise DeviceMismatchError("sessions over TCP share no memory; send tensors inline", field="cuda_ipc")
         memory = request.cuda_ipc
-        region_id = session.add_region(memory.size, lambda: self._backend.open_cuda_ipc(memory), "cuda_ipc.size")
+        open_region = partial(self._backend.open_cuda_ipc, memory, session.lanes_held)
+        region_id = session.add_region(memory.size, open_region, "cuda_ipc.size")
         return selection_pb2.RegisterRegionResponse(region_id=region_id, size=memory.size).SerializeToString()
 
     def release_region(self, session: Session, message: bytes, context: Context) -> bytes:

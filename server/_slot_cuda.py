@@ -32,6 +32,8 @@ __all__ = ["CudaSlot", "MappedWords", "enqueues", "spare_size", "telling_failure
 _MOST_OPERATIONS = 512
 """Operations that may wait in one stream: the driver blocks whoever enqueues more than about 1,000 (one H200, 2026)."""
 _PORTABLE_MAPPED = 3
+_EXTERNAL = 1
+"""CU_EVENT_RECORD_EXTERNAL: a node of the graph that a stream captures, not a mark in the capture."""
 
 
 class MappedWords:
@@ -81,6 +83,22 @@ class MappedWords:
     def destroy_stream(self, stream: torch.cuda.Stream) -> None:
         """Lets go of a stream of `make_stream`."""
         self.call(self._driver.cuStreamDestroy(stream.cuda_stream))
+
+    def make_event(self) -> Any:
+        """Makes an event that graphs can record, each time that they run."""
+        return self.call(self._driver.cuEventCreate(0))
+
+    def destroy_event(self, event: Any) -> None:
+        """Lets go of an event of `make_event`."""
+        self.call(self._driver.cuEventDestroy(event))
+
+    def record(self, stream: int, event: Any) -> None:
+        """Captures that the graph records an event."""
+        self.call(self._driver.cuEventRecordWithFlags(event, stream, _EXTERNAL))
+
+    def nanoseconds(self, before: Any, after: Any) -> int:
+        """Returns the time between two events that a graph has recorded."""
+        return int(self.call(self._driver.cuEventElapsedTime(before, after)) * 1e6)
 
     def set_mark(self, stream: int, spare: int, mark: int) -> None:
         """Makes a stream store the mark of spare memory (`topkd.kernels.spare_bytes`)."""

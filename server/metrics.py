@@ -31,6 +31,8 @@ END_CAUSES = ("detached", "client_gone", "worker_lost", "drained")
 """Of a session: its client said so; its client went without a word; its worker ended; the server ended."""
 ORDERED_OUTCOMES = ("finished", "ready_timeout", "kernel_failed")
 LANE_OUTCOMES = ("finished", "failed")
+RELEASE_CAUSES = ("closed", "late", "session_ended")
+"""Of a wait for a lane: the lane was closed; its client gave it up; its session ended in order."""
 K_CLASSES = ((64, "<=64"), (512, "<=512"), (2048, "<=2048"), (4096, "<=4096"))
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
@@ -85,6 +87,10 @@ class ServerMetrics:
         self.ordered = counter("ordered_calls", "Ordered calls that ended, by outcome.", ("outcome",))
         # Saturation.
         self.queued = gauge("queued_requests", "Requests that wait or run.")
+        self.lane_released = counter(
+            "lane_released", "Waits for lanes that were let go without a call's end, by cause.", ("cause",)
+        )
+        self.lane_rounds = counter("lane_rounds", "Rounds put into streams ahead of calls of armed lanes.")
         self.lane_dry = counter("lane_dry", "Times that an armed lane had no round left.")
         self.lane_disarmed = counter("lane_disarmed", "Times that a lane was disarmed for something that it held up.")
         self.lanes = gauge("lanes", "Lanes open, by how their calls are noticed.", ("mode",))

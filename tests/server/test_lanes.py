@@ -123,14 +123,20 @@ def test_a_number_outside_the_table_runs_nothing(caller: Caller, lane: int, numb
     assert caller.wrote(0)
 
 
-def test_lanes_are_independent_and_a_closed_one_answers_nobody(caller: Caller, lane: int) -> None:
+def test_lanes_are_independent_and_a_closed_ones_calls_fail(front: ServerProcess, caller: Caller, lane: int) -> None:
+    name = 'topkd_lane_released_total{cause="closed"}'
+    released = front.metrics().get(name, 0.0)
     other = caller.open(caller.plans[2])
     assert other != lane
     assert caller.call(other, 1)
     assert caller.wrote(2)
     caller.close_lane(other)
-    assert not caller.call(other, 1, timeout=0.2)
+    before = caller.failure(other)[1]
+    for failures in range(1, 65):  # as many as a graph holds that was captured before
+        assert caller.call(other, 1, timeout=2)
+        assert caller.failure(other) == (selection_pb2.LANE_FAILURE_NO_PLAN, before + failures)
     assert not caller.wrote(2)
+    eventually(lambda: front.metrics()[name] == released + 64)
     assert caller.call(lane, 2)
     assert caller.wrote(1)
     with refused(grpc.StatusCode.INVALID_ARGUMENT) as found:

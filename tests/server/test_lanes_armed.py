@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,24 @@ from topkd.server.errors import KernelFailedError
 from topkd.server.metrics import ServerMetrics
 from topkd.v1 import selection_pb2
 
-PLANS = {11: "first", 12: "second"}
 KEPT = 8
+
+
+class Seconds:
+    """A histogram that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def observe(self, seconds: float) -> None:
+        self.seen.append(seconds)
+
+
+FIRST, SECOND = (
+    SimpleNamespace(calls=[SimpleNamespace(histogram=Seconds())], rows=3, input_bytes=600, output_bytes=24)
+    for _ in range(2)
+)
+PLANS: dict[int, Any] = {11: FIRST, 12: SECOND}
 
 
 class Device:
@@ -42,10 +59,13 @@ class Device:
 class ActedRounds:
     """A stream of rounds: each waits for the request word, writes unless it is given up, and answers."""
 
+    most = KEPT
+
     def __init__(self, device: Device, words: Words, line: int, batch: Any) -> None:
-        if batch == "second":
+        if batch is SECOND:
             raise CannotArmError("the second plan does more than enqueue")
-        self.device, self.words, self.line = device, words, line
+        self.device, self.words, self.line, self.batch = device, words, line, batch
+        self.timed: list[int] = []
         self.left = 0
         self.marked = False
         self.pushed = False
@@ -76,20 +96,25 @@ class ActedRounds:
                 self.words.set_done(self.line, 1)
             self.left -= 1
 
-    def arm(self) -> None:
+    def arm(self) -> int:
         assert not self.left
         assert not self.closed
         self.marked = False
         self.pushed = False
         self.armed_ever += 1
         self.left = KEPT
+        return KEPT
 
-    def refill(self) -> bool:
+    def refill(self) -> int:
         if self.device.failed:
             raise KernelFailedError("the device has failed")
-        dry = not self.left
-        self.left = KEPT
-        return dry
+        used = KEPT - self.left
+        self.left += used
+        return used
+
+    def times(self) -> list[int]:
+        timed, self.timed = self.timed, []
+        return timed
 
     def answered(self) -> int:
         return self._count
@@ -102,7 +127,7 @@ class ActedRounds:
         return not self.left
 
     def close(self) -> None:
-        assert not self.left
+        self.device.free(0.0)  # the driver frees a graph when every stream is empty
         self.closed = True
         self._ended = True
 
@@ -169,9 +194,10 @@ class Worker:
             time.sleep(2e-5)
         return True
 
-    def counted(self, outcome: str = "finished") -> float:
-        value = self.metrics.registry.get_sample_value("topkd_lane_calls_total", {"mode": "armed", "outcome": outcome})
-        return value or 0.0
+    def counted(self, name: str = "lane_calls", **labels: str) -> float:
+        if name == "lane_calls":
+            labels = {"mode": "armed", "outcome": "finished"}
+        return self.metrics.registry.get_sample_value(f"topkd_{name}_total", labels) or 0.0
 
 
 @pytest.fixture
@@ -198,6 +224,35 @@ def test_calls_are_answered_and_rounds_put_behind_them(worker: Worker) -> None:
     assert not rounds.spared
     eventually(lambda: worker.counted() == 20 * KEPT)
     assert worker.words._cells[(2 * FIRST_LANE + 1) * 8 + CALLS] == 20 * KEPT, "a client that watches its time sees it"
+    assert [worker.counted(name) for name in ("rows", "input_bytes", "output_bytes")] == [
+        20 * KEPT * each for each in (3, 600, 24)
+    ]
+    eventually(lambda: worker.counted("lane_rounds") == 21 * KEPT)
+
+
+def test_a_round_that_was_timed_is_noted_once(worker: Worker) -> None:
+    seen = FIRST.calls[0].histogram.seen
+    worker.lanes.open([11])
+    worker.device.streams[0].timed = [2500]
+    eventually(lambda: bool(seen))
+    time.sleep(0.01)
+    assert seen == [2.5e-6]
+    seen.clear()
+
+
+def test_a_dry_lane_is_counted_and_answers_when_there_are_rounds_again(worker: Worker) -> None:
+    lane = worker.lanes.open([11]).number
+    rounds = worker.device.streams[0]
+    eventually(lambda: rounds.left == KEPT)
+    assert not worker.counted("lane_dry")
+    worker.armed._lock.acquire()  # the thread that refills
+    for _ in range(KEPT):
+        assert worker.call(lane)
+    assert not worker.call(lane, 0.02)
+    worker.armed._lock.release()
+    eventually(lambda: worker.counted("lane_dry") == 1)
+    line = FIRST_LANE + lane
+    eventually(lambda: worker.words.done(line) == 1)
 
 
 @pytest.mark.parametrize(("plans", "why"), [([11, 12], "one plan"), ([12], "more than enqueue")])
@@ -306,16 +361,41 @@ def test_a_defect_while_rounds_are_given_up_leaves_the_lanes_to_be_armed_again(
     assert worker.call(lane)
 
 
-def test_a_lane_whose_plan_is_gone_is_handed_on(worker: Worker) -> None:
-    lane = worker.lanes.open([11]).number
+def test_a_lane_whose_plan_is_gone_is_handed_on_and_the_others_stay_armed(worker: Worker) -> None:
+    worker.plans[13] = FIRST
+    lane, other = (worker.lanes.open([plan]).number for plan in (11, 13))
     assert worker.call(lane)
     with worker.lanes.held():
         del worker.plans[11]
     eventually(lambda: len(worker.handed.lanes) == 1)
     assert worker.device.streams[0].closed
     assert not worker.call(lane, 0.05)
+    for _ in range(3 * KEPT):
+        assert worker.call(other)
+    assert not worker.device.streams[1].closed
     worker.lanes.close(lane, 1)
     assert not worker.handed.lanes
+
+
+def test_a_lane_is_not_armed_again_once_its_plan_is_gone(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where the plan goes, and the lanes are held and let go, between two looks of the thread that arms."""
+    lane = worker.lanes.open([11]).number
+    rounds = worker.device.streams[0]
+    eventually(lambda: rounds.left > 0)
+    give_away = worker.armed._give_away
+
+    def late() -> None:
+        give_away()
+        if worker.plans.pop(11, None) is not None:
+            with worker.lanes.held():
+                rounds.armed_ever = 0
+
+    monkeypatch.setattr(worker.armed, "_give_away", late)
+    with worker.lanes.held():
+        pass
+    eventually(lambda: len(worker.handed.lanes) == 1)
+    assert not rounds.armed_ever
+    assert not worker.call(lane, 0.05)
 
 
 def test_a_lost_device_leaves_the_answers_to_the_fallback(worker: Worker) -> None:
