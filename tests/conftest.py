@@ -199,7 +199,9 @@ def server(start_server: StartServer) -> Server:
     return start_server("cpu")
 
 
-@pytest.fixture(scope="session")
-def cuda_server(start_server: StartServer) -> Server:
-    """The same on CUDA tensors."""
-    return start_server("cuda")
+@pytest.fixture(scope="module")
+def cuda_server(start_server: StartServer) -> Iterator[Server]:
+    """A module's server on CUDA tensors: a GPU takes some 36 contexts without MPS, and each server has two or more."""
+    server = start_server("cuda")
+    yield server
+    server.stop()

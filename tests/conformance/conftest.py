@@ -17,7 +17,7 @@ BACKENDS = [
 ]
 
 
-@pytest.fixture(scope="session", params=BACKENDS)
+@pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Each way to have a request served in turn."""
     where, device = request.param.split("-")

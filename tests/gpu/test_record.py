@@ -118,18 +118,22 @@ def test_counts_and_files_of_a_junit_file(tmp_path: Path) -> None:
     )
 
 
-DONE = {"date": "2026-01-02T00:00:00+00:00", "counts": {"passed": 3, "failed": 1, "skipped": 0}}
+DONE = {"date": "2026-01-02T00:00:00+00:00", "counts": {"passed": 3, "failed": 1, "skipped": 0}, "finished": True}
 
 
 def test_parts_make_one_record(tree: Path) -> None:
     first = record.joined(tree, {}, "kernels", DONE, {"tests/kernels/test_ran.py"})
-    again = {"date": "2026-01-01T00:00:00+00:00", "counts": {"passed": 2, "failed": 0, "skipped": 5}}
+    again = {"date": "2026-01-01T00:00:00+00:00", "counts": {"passed": 2, "failed": 0, "skipped": 5}, "finished": True}
     both = record.joined(tree, first, "service", again, {"tests/kernels/test_plain.py"})
     assert both["parts"] == {"kernels": DONE, "service": again}
     assert both["counts"] == {"passed": 5, "failed": 1, "skipped": 5}
     assert both["date"] == DONE["date"]
     assert {"tests/kernels/test_ran.py", "tests/kernels/test_plain.py"} <= set(both["sha256"])
     assert record.joined(tree, both, "kernels", again, set())["counts"] == {"passed": 4, "failed": 0, "skipped": 10}
+    assert not both["complete"]
+    whole = record.joined(tree, both, "exclusive", again, set())
+    assert whole["complete"]
+    assert not record.joined(tree, whole, "kernels", {**again, "finished": False}, set())["complete"]  # interrupted
 
 
 def test_a_part_stays_with_the_files_and_the_device_that_it_is_of(tree: Path) -> None:
