@@ -59,8 +59,7 @@ class Emulated(emulated.Emulated):
             options = f"--keep-ptx --dump-dir {folder}"
             compile_kernel("cluster32_kernel", "ClusterSelect32", (self.cluster, *kind), "sm_90a", options)
             (file,) = folder.glob("*.ptx")
-            text = emulated.WAIT.sub(r"mbarrierwait.b64 \1, \2;", file.read_text())
-            self.kernels[kind] = ptx.parse(text), ClusterSelect32(self.cluster, *kind).shared_bytes
+            self.kernels[kind] = emulated.parse(file.read_text()), ClusterSelect32(self.cluster, *kind).shared_bytes
         return self.kernels[kind]
 
 

@@ -49,6 +49,12 @@ TRY = re.compile(r"mbarrier\.try_wait\.parity\.acquire\.cta\.shared::cta\.b64\s+
 """A try: here it does not give up, so that a wait that nobody ends is found; the clock stands."""
 
 
+def parse(text: str) -> ptx.Kernel:
+    """Parse a cluster's PTX: what waits for an mbarrier becomes one instruction."""
+    text = WAIT.sub(r"mbarrierwait.b64 \1, \2;", text)
+    return ptx.parse(TRY.sub(r"mbarrierwait.b64 \2, \3;\nsetp.eq.u32 \1, 0, 0;", text).replace("%globaltimer", "0"))
+
+
 class Cta(ptx.Cta):
     """A CTA of a cluster."""
 
@@ -400,9 +406,7 @@ class Emulated:
             options = f"--keep-ptx --dump-dir {folder}"
             compile_kernel("cluster_kernel", "ClusterSelect", (self.cluster, *kind, *self.facts), "sm_90a", options)
             (file,) = folder.glob("*.ptx")
-            text = WAIT.sub(r"mbarrierwait.b64 \1, \2;", file.read_text())
-            text = TRY.sub(r"mbarrierwait.b64 \2, \3;\nsetp.eq.u32 \1, 0, 0;", text).replace("%globaltimer", "0")
-            self.kernels[kind] = ptx.parse(text), ClusterSelect(self.cluster, *kind, *self.facts).shared_bytes
+            self.kernels[kind] = parse(file.read_text()), ClusterSelect(self.cluster, *kind, *self.facts).shared_bytes
         return self.kernels[kind]
 
     def _run(self, job: Job) -> None:
