@@ -14,7 +14,7 @@ JUNIT = """<?xml version="1.0"?>
 <testcase classname="tests.kernels.test_select" name="a" file="tests/kernels/test_select.py"/>
 <testcase classname="tests.kernels.test_select" name="b" file="tests/kernels/test_select.py"><failure/></testcase>
 <testcase classname="tests.kernels.test_other" name="c" file="tests/kernels/test_other.py"><skipped/></testcase>
-</testsuite></testsuites>
+<testcase time="0.001" /></testsuite></testsuites>
 """
 
 
@@ -116,6 +116,13 @@ def test_counts_and_files_of_a_junit_file(tmp_path: Path) -> None:
         {"passed": 1, "failed": 1, "skipped": 1},
         {"tests/kernels/test_select.py"},
     )
+
+
+def test_folders_of_the_machine_are_left_out_of_a_junit_file(tmp_path: Path) -> None:
+    path = tmp_path / "junit.xml"
+    path.write_text("at /home/me/topkd/tests/gpu/test_a.py:3: in /opt/venv/lib/torch.py, /home/me")
+    record.without_paths(path, "/home/me/topkd", "/opt/venv")
+    assert path.read_text() == "at tests/gpu/test_a.py:3: in lib/torch.py, /home/me"
 
 
 DONE = {"date": "2026-01-02T00:00:00+00:00", "counts": {"passed": 3, "failed": 1, "skipped": 0}, "finished": True}
