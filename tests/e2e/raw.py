@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,15 @@ class Side:
     def __init__(self, socket_dir: Path, timeout: float = TIMEOUT) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(timeout)
-        self.socket.connect(str(socket_dir / "attach.sock"))
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self.socket.connect(str(socket_dir / "attach.sock"))
+                break
+            except BlockingIOError:  # more wait to be accepted than may: a time-out does not wait for that
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.001)
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Sends one packet."""

@@ -11,7 +11,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -126,19 +126,20 @@ def test_silent_and_abandoned_connections_hold_up_nobody(cpu: Running) -> None:
 def test_any_number_of_silent_connections_takes_a_few_descriptors(cpu: Running) -> None:
     """The oldest of them have to go, so that an attach, health and metrics have theirs."""
     cpu.settle()
-    before, silent = processes.descriptors(cpu.pid), []
-    for _ in range(400):
-        silent.append(Side(cpu.socket_dir))
-        assert processes.descriptors(cpu.pid) < before + 100
-    with attached(cpu.socket_dir) as session, raw.front(cpu.socket_dir) as channel:
-        serves(session)
-        assert health(channel) == "SERVING"
-    assert silent[0].receive() == (None, []), "the oldest was not sent away"
-    silent[-1].socket.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        silent[-1].socket.recv(1)
-    for side in silent:
-        side.close()
+    before = processes.descriptors(cpu.pid)
+    with ExitStack() as open_ones:
+        silent = []
+        for _ in range(400):
+            silent.append(Side(cpu.socket_dir))
+            open_ones.callback(silent[-1].close)
+            assert processes.descriptors(cpu.pid) < before + 100
+        with attached(cpu.socket_dir) as session, raw.front(cpu.socket_dir) as channel:
+            serves(session)
+            assert health(channel) == "SERVING"
+        assert silent[0].receive() == (None, []), "the oldest was not sent away"
+        silent[-1].socket.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent[-1].socket.recv(1)
 
 
 def test_a_client_that_reads_no_answer_blocks_itself_only(cpu: Running, session: RawSession) -> None:
