@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 from typing import Final, NamedTuple
 
+from topkd._gpus import nvml_device
+
 __all__ = ["REMEDY", "Memory", "memory_of", "refusal"]
 
 WORKER_BYTES: Final = 526 << 20
@@ -30,19 +32,12 @@ class _NvmlMemory(ctypes.Structure):
 
 def memory_of(uuid: str) -> Memory | None:
     """Asks NVML for a device's memory, which needs no context; None where it does not say."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    if nvml.nvmlInit_v2():
-        return None
-    try:
-        handle, found = ctypes.c_void_p(), _NvmlMemory()
-        if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
+    with nvml_device(uuid) as device:
+        if device is None:
             return None
+        nvml, handle = device
+        found = _NvmlMemory()
         return None if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found)) else Memory(found.free, found.total)
-    finally:
-        nvml.nvmlShutdown()
 
 
 def refusal(memory: Memory | None) -> str:

@@ -12,6 +12,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from topkd._gpus import uuid_text
 from topkd.errors import RegionError
 from topkd.v1 import selection_pb2
 
@@ -75,8 +76,7 @@ def device_uuid(ordinal: int) -> str:
     """Returns the UUID of a device as nvidia-smi writes it, "GPU-..."."""
     if ordinal not in _uuids:
         properties = checked("cudaGetDeviceProperties", _bindings().cudaGetDeviceProperties(ordinal))
-        text = bytes(properties.uuid.bytes)[:16].hex()
-        _uuids[ordinal] = f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+        _uuids[ordinal] = uuid_text(bytes(properties.uuid.bytes)[:16])
     return _uuids[ordinal]
 
 

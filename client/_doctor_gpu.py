@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from topkd import _contexts, _mps
 from topkd._doctor_rules import Facts, Finding, GpuDevice, GpuFacts, TorchFacts, fail, ok, skip, warn
+from topkd._gpus import nvml_device, uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,14 +88,12 @@ def _cuda_error(cuda: ctypes.CDLL, code: int) -> str:
 
 def _describe(cuda: ctypes.CDLL, ordinal: int) -> GpuDevice:
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    name, raw = ctypes.create_string_buffer(128), ctypes.create_string_buffer(16)
+    name = ctypes.create_string_buffer(128)
     cuda.cuDeviceGet(ctypes.byref(device), ordinal)
     cuda.cuDeviceGetName(name, len(name), device)
-    cuda.cuDeviceGetUuid(raw, device)
     cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
     cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
-    digits = raw.raw.hex()
-    uuid = "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    uuid = uuid_of(cuda, device)
     mig, mode = _ask_nvml(uuid)
     capability, refused = major.value * 10 + minor.value, _try_context(cuda, device)
     return GpuDevice(name.value.decode(), uuid, capability, mig, mode, refused, _contexts.memory_of(uuid))
@@ -111,22 +110,14 @@ def _try_context(cuda: ctypes.CDLL, device: ctypes.c_int) -> str:
 
 def _ask_nvml(uuid: str) -> tuple[bool | None, str]:
     """Returns (MIG mode, compute mode) of a device, (None, "") where NVML does not say."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None, ""
-    if nvml.nvmlInit_v2():
-        return None, ""
-    try:
-        handle = ctypes.c_void_p()
-        if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
+    with nvml_device(uuid) as device:
+        if device is None:
             return None, ""
+        nvml, handle = device
         current, pending, mode = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
         has_mig = nvml.nvmlDeviceGetMigMode(handle, ctypes.byref(current), ctypes.byref(pending)) == 0
         has_mode = nvml.nvmlDeviceGetComputeMode(handle, ctypes.byref(mode)) == 0
         return has_mig and bool(current.value), _COMPUTE_MODES.get(mode.value, "") if has_mode else ""
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _look_at_torch() -> TorchFacts:

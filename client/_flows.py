@@ -313,27 +313,28 @@ def select(
     host = check_wait(wait)
     if not selections:
         return []
-    core.raise_ordered()
     prepare = partial(prepare_selections, core.arena, selections)
-    try:
-        prepared, reply = yield from _call(core, "select_topk", prepare, timeout, host=host, send=send)
-    except UnavailableError:
-        if not core.options.local:
-            raise
-        here: list[SelectResult] = yield Blocking(partial(_local.select, selections))
-        return here
-    return prepared.results(reply)
+    call = _call(core, "select_topk", prepare, timeout, host=host, send=send)
+    return (yield from _served(core, call, partial(_local.select, selections)))
 
 
 def merge(core: Core, merges: Sequence[Merge], timeout: float | None) -> Flow[list[SelectResult]]:
     """MergeTopK, or its local substitute."""
+    call = _call(core, "merge_topk", partial(prepare_merges, core.arena, merges), timeout)
+    return (yield from _served(core, call, partial(_local.merge, merges)))
+
+
+def _served(
+    core: Core, call: Flow[tuple[Prepared, Any]], compute: Callable[[], list[SelectResult]]
+) -> Flow[list[SelectResult]]:
+    """Calls the server; computes here while none is there, if the client may."""
     core.raise_ordered()
     try:
-        prepared, reply = yield from _call(core, "merge_topk", partial(prepare_merges, core.arena, merges), timeout)
+        prepared, reply = yield from call
     except UnavailableError:
         if not core.options.local:
             raise
-        here: list[SelectResult] = yield Blocking(partial(_local.merge, merges))
+        here: list[SelectResult] = yield Blocking(compute)
         return here
     return prepared.results(reply)
 

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from topkd._gpus import uuid_of
+
 from .config import ConfigError
 
 __all__ = ["FleetDevice", "asked_cuda", "find_devices", "visible_gpus"]
@@ -89,11 +91,9 @@ def asked_cuda() -> list[str]:
 
 
 def _uuid(cuda: ctypes.CDLL, ordinal: int) -> str:
-    device, raw = ctypes.c_int(), ctypes.create_string_buffer(16)
+    device = ctypes.c_int()
     cuda.cuDeviceGet(ctypes.byref(device), ordinal)
-    cuda.cuDeviceGetUuid(raw, device)
-    digits = raw.raw.hex()
-    return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    return uuid_of(cuda, device)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from topkd._closing import Closing
 from topkd._paths import ATTACH_SOCKET, GRPC_SOCKET
 
 __all__ = [
@@ -35,7 +34,7 @@ def worker_socket_name() -> str:
     return f"{_WORKER_PREFIX}{secrets.token_hex(8)}.sock"
 
 
-class SocketDirectory:
+class SocketDirectory(Closing):
     """A checked and locked socket directory. A context manager: leaving it removes the sockets and the lock's hold."""
 
     def __init__(self, path: Path, group: int | None = None) -> None:
@@ -77,14 +76,6 @@ class SocketDirectory:
                 self.remove_sockets()
             os.close(self._lock_fd)
             self._lock_fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def make_directory(path: Path, group: int | None) -> None:

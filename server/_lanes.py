@@ -149,7 +149,7 @@ class Lanes:
         self._lanes: dict[int, tuple[Lane, Dispatch]] = {}
         self._ending: dict[int, Lane] = {}  # closed, and their last call may still run
         self._closed = False
-        self._opened: set[int] = set()  # ever
+        self._opened: dict[int, Lane] = {}  # the last that each number was of
         self._over = threading.Event()
         self._letting_go: threading.Thread | None = None
 
@@ -173,7 +173,7 @@ class Lanes:
             self._words.set_done(lane.line, 1)
             dispatch, refusals = self._dispatch(lane)
             self._lanes[number] = lane, dispatch
-            self._opened.add(number)
+            self._opened[number] = lane
             self._metrics.lanes.labels(dispatch.mode).inc()
         return Opened(number, dispatch.code, "; ".join(refusals) or dispatch.reason)
 
@@ -216,12 +216,11 @@ class Lanes:
             with self._lock:
                 self._ending = {number: lane for number, lane in self._ending.items() if lane.busy()}
                 taken = {*self._lanes, *self._ending}
-                lines = [FIRST_LANE + number for number in self._opened - taken]
-                waited = [line for line in lines if not self._closed and not self._words.done(line)]
-                for line in waited:
-                    total = self._words.failure(line).total & 0x7FFF_FFFF
-                    self._words.set_failure(line, Failure(0, 0, selection_pb2.LANE_FAILURE_NO_PLAN, total + 1))
-                    self._words.set_done(line, 1)
+                over = [lane for number, lane in self._opened.items() if number not in taken]
+                waited = [lane for lane in over if not self._closed and not self._words.done(lane.line)]
+                for lane in waited:
+                    lane.note(selection_pb2.LANE_FAILURE_NO_PLAN)
+                    self._words.set_done(lane.line, 1)
             if waited:
                 self._words.ring(WORKER_BELL)
                 self._metrics.lane_released.labels("closed").inc(len(waited))

@@ -195,12 +195,18 @@ class Armed:
 
     def _forget(self, served: _Served) -> bool:
         """Lets go of a lane's rounds, the lanes being held; says whether no other thread had done so."""
+        if not self._take_out(served):
+            return False
+        self._count(served)
+        served.rounds.close()
+        return True
+
+    def _take_out(self, served: _Served) -> bool:
+        """Serves a lane no more; says whether it was served."""
         with self._counting:
             if served not in self._served:
                 return False
             self._served = tuple(one for one in self._served if one is not served)
-        self._count(served)
-        served.rounds.close()
         return True
 
     # ------------------------------------------------------------------------------------------------------- holding
@@ -327,8 +333,7 @@ class Armed:
             for served in self._served:
                 with suppress(Exception):  # whatever is in the stream shall hold nothing up
                     served.give_up()
-                with self._counting:
-                    self._served = tuple(one for one in self._served if one is not served)
+                self._take_out(served)
                 self._fallback.take(served.lane)
 
     def _guard(self) -> None:

@@ -1,6 +1,5 @@
 """Lanes by words, on the CPU backend: tables, data that is wrong, ends."""
 
-import os
 import sys
 import threading
 import time
@@ -187,12 +186,12 @@ def test_a_table_has_no_more_plans_than_there_can_be(caller: Caller) -> None:
         assert time.monotonic() - started < 5.0
 
 
-def test_a_lane_that_nobody_waits_for_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_that_nobody_waits_for_is_closed_again(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     switches: list[float] = []
     monkeypatch.setattr(sys, "setswitchinterval", switches.append)
     limits, metrics = ServerLimits(max_lanes=1), ServerMetrics(CollectorRegistry())
     service = SelectionService(HostBackend(1), limits, metrics, _logging.configure("error", "json", process="test"))
-    session = service_session(limits, metrics)
+    session = service_session(limits, metrics, page)
     request = validate_select(torch.zeros(1, 8), 1, out_indices=torch.zeros(1, 1, dtype=torch.int32))
     plan = session.add_plan(Plan(request, "torch", "", frozenset()))
     message = selection_pb2.OpenLaneRequest(plan_ids=[plan]).SerializeToString()
@@ -219,12 +218,9 @@ class Caring:
         return True
 
 
-def service_session(limits: ServerLimits, metrics: ServerMetrics) -> OwnSession:
+def service_session(limits: ServerLimits, metrics: ServerMetrics, page: int) -> OwnSession:
     session = OwnSession("own", limits, metrics, False)
-    page = os.memfd_create("words")
-    os.ftruncate(page, 4096)
     session.words = Words(page)
-    os.close(page)
     return session
 
 
