@@ -6,7 +6,8 @@ a lane keeps up, and eight clients that check every bit of what they get. docs/b
 
     python -m tests.bench.service [--device cuda] [--short] [--calls N] [--soak S] [--kills S] [--rate S] [--modes ...]
 
-Prints a table and a plot, and writes `service.json` into `results/<device>/` beside this file or under `--results`.
+Prints a table and a plot, and writes `service.json` into `results/<device>/` beside this file or under `--results`;
+with `--append` modes may be measured one by one.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--soak", type=float, help="seconds of eight clients")
     parser.add_argument("--kills", type=float, help="seconds of eight clients of which one is killed each second")
     parser.add_argument("--modes", default="mps,no_mps", help="with commas")
+    parser.add_argument("--append", action="store_true", help="keep the record's figures of modes not measured now")
     parser.add_argument("--results", type=Path, default=RESULTS)
     return parser.parse_args(arguments)
 
@@ -115,9 +117,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Measures, prints, writes."""
     options = parse(arguments)
     found: dict[str, dict[str, Any]] = {}
+    before = None
     for mode, figures in measure(options.device, work_of(options), options.modes.split(",")):
+        path = options.results / folder_of(options.device, figures["device"]) / "service.json"
+        if not found and options.append and path.is_file():
+            before = json.loads(path.read_text())
         found[mode] = figures
-        write(options, found)  # the next mode may fail
+        write(path, found, before)  # the next mode may fail
     if not found:
         sys.exit("nothing was measured")
     about = about_run(found)
@@ -139,12 +145,10 @@ def about_run(found: dict[str, dict[str, Any]]) -> dict[str, str]:
     }
 
 
-def write(options: argparse.Namespace, found: dict[str, dict[str, Any]]) -> None:
-    """Writes the record of what was measured so far."""
-    about = about_run(found)
-    path = options.results / folder_of(options.device, about["device"]) / "service.json"
+def write(path: Path, found: dict[str, dict[str, Any]], before: dict[str, Any] | None) -> None:
+    """Writes the record of what was measured so far, and of other modes before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(service_report.record(found, about), indent=2) + "\n")
+    path.write_text(json.dumps(service_report.record(found, about_run(found), before), indent=2) + "\n")
 
 
 if __name__ == "__main__":

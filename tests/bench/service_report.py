@@ -44,18 +44,25 @@ def summary(found: Found) -> dict[str, Any]:
     return figures
 
 
-def record(found: Mapping[str, Found], about: Mapping[str, str]) -> dict[str, Any]:
+def record(
+    found: Mapping[str, Found], about: Mapping[str, str], before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Returns the record: the figures under MPS (or of the only mode), and those without it under `no_mps`.
 
     Args:
         found: figures by mode, `mps` and `no_mps`, or one called otherwise.
         about: what is said of the run.
+        before: a record whose figures are kept for a mode that was not measured now, with what is said of their run.
     """
-    first = next((figures for mode, figures in found.items() if mode != NO_MPS), None)
-    whole: dict[str, Any] = dict(about) | (dict.fromkeys(KEYS) if first is None else summary(first))
-    if NO_MPS in found:
-        whole[NO_MPS] = summary(found[NO_MPS])
-    return whole
+    kept = dict(before or {})
+    without = kept.pop(NO_MPS, None)
+    whole = kept or dict(about) | dict.fromkeys(KEYS)
+    for mode, figures in found.items():
+        if mode == NO_MPS:
+            without = dict(about) | summary(figures)
+        else:
+            whole = dict(about) | summary(figures)
+    return whole if without is None else whole | {NO_MPS: without}
 
 
 def _text(value: Any) -> str:

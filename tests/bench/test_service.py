@@ -58,6 +58,31 @@ def test_a_record_without_mps_says_so_by_nothing() -> None:
     assert record["no_mps"]["host_lane_us"] == 17.0
 
 
+def test_modes_may_be_measured_one_by_one() -> None:
+    first = service_report.record({"mps": found()}, {"date": "2026-12-01"})
+    both = service_report.record({"no_mps": without_graphs()}, {"date": "2026-12-02"}, first)
+    assert {key: value for key, value in both.items() if key != "no_mps"} == first
+    assert (both["date"], both["no_mps"]["date"]) == ("2026-12-01", "2026-12-02")
+    renewed = service_report.record({"mps": found("polled")}, {"date": "2026-12-03"}, both)
+    assert renewed["date"] == "2026-12-03"
+    assert renewed["details"]["lanes"][0]["mode"] == "polled"
+    assert renewed["no_mps"] == both["no_mps"]
+
+
+@pytest.mark.parametrize("append", [True, False])
+def test_a_record_is_kept_only_if_that_is_asked_for(
+    append: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "cpu" / "service.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(service_report.record({"no_mps": found()}, {"date": "2026-12-01"})))
+    monkeypatch.setattr(
+        service, "command", lambda device, work: [sys.executable, "-c", f"print({json.dumps(found())!r})"]
+    )
+    service.main(["--device", "cpu", "--results", str(tmp_path), *(["--append"] if append else [])])
+    assert ("no_mps" in json.loads(path.read_text())) == append
+
+
 def test_table_and_plot_show_each_mode_and_what_is_not_there() -> None:
     both = {"mps": found(), "no_mps": without_graphs()}
     table = "\n".join(service_report.table(both))

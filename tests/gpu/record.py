@@ -8,7 +8,7 @@
 A machine without a GPU cannot run these tests, so their outcome is committed, with a hash of every file that it stands
 for: the kernels, the test files that ran, and what those import from tests/. `check` compares the hashes with
 the tree. The tests run in parts, one after another, and the record is written after each: a part that ran on the same
-device and the same files stays in the record when another is run.
+kind of device and the same files stays in the record when another is run.
 """
 
 from __future__ import annotations
@@ -183,6 +183,7 @@ def run(folder: Path, arguments: list[str], workers: int | None = None, parts: S
     if differs := installed_differs(ROOT):
         raise SystemExit(f"record: the installed topkd is not of this tree: {', '.join(differs)}")
     about, status = device(), 0
+    uuid = about.pop("uuid")
     record = kept(ROOT, about) if parts and not arguments else {}
     for name in parts or PARTS:
         part = PARTS[name]
@@ -193,8 +194,8 @@ def run(folder: Path, arguments: list[str], workers: int | None = None, parts: S
         without_paths(ROOT / junit(name))
         counts, files = read_junit(ROOT / junit(name))
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        done = {"date": date, "counts": counts, "finished": ended in FINISHED}
-        record = joined(ROOT, record, name, done, files) | {"device": about, "versions": versions()}
+        done = {"date": date, "gpu": uuid, "counts": counts, "finished": ended in FINISHED, "files": sorted(files)}
+        record = joined(ROOT, record, name, done) | {"device": about, "versions": versions()}
         record["complete"] &= not arguments
         (ROOT / RECORD).write_text(json.dumps(record, indent=2) + "\n")
         print(f"{RECORD}, of {about['name']}: {name}: {', '.join(f'{count} {how}' for how, count in counts.items())}")
@@ -202,24 +203,31 @@ def run(folder: Path, arguments: list[str], workers: int | None = None, parts: S
 
 
 def kept(root: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Returns the record that is there if it is of the same device and of the files as they are, else nothing."""
+    """Returns the record that is there without the parts that are of another kind of device or of other files."""
     try:
         record: dict[str, Any] = json.loads((root / RECORD).read_text())
-        same_files = record["sha256"] == hashes(root, set(record["sha256"]))
-        return record if record["parts"] and record["device"] == about and same_files else {}
+        if record["device"] != about:
+            return {}
+        parts = {name: part for name, part in record["parts"].items() if stands(root, record["sha256"], part["files"])}
     except (FileNotFoundError, KeyError):
         return {}
+    return record | {"parts": parts} if parts else {}
 
 
-def joined(root: Path, record: dict[str, Any], name: str, done: dict[str, Any], files: set[str]) -> dict[str, Any]:
+def stands(root: Path, recorded: dict[str, str], ran: list[str]) -> bool:
+    """Says whether the test files that ran, and what they stand for, are as they were recorded."""
+    marks = marked(root) - set(ran)
+    return all(recorded.get(name) == now for name, now in hashes(root, set(ran)).items() if name not in marks)
+
+
+def joined(root: Path, record: dict[str, Any], name: str, done: dict[str, Any]) -> dict[str, Any]:
     """Returns a record with a part that has run, and what follows from all of its parts.
 
     Args:
         root: The project.
         record: What there was, or nothing.
         name: Of the part.
-        done: Its date and counts, and whether all of its tests have run.
-        files: Test files that ran in it.
+        done: Its date, counts, test files that ran, and whether all of its tests have run.
     """
     parts = {**record.get("parts", {}), name: done}
     return {
@@ -227,7 +235,7 @@ def joined(root: Path, record: dict[str, Any], name: str, done: dict[str, Any], 
         "parts": parts,
         "complete": set(parts) == set(PARTS) and all(part["finished"] for part in parts.values()),
         "counts": {how: sum(part["counts"][how] for part in parts.values()) for how in ("passed", "failed", "skipped")},
-        "sha256": hashes(root, files | set(record.get("sha256", {}))),
+        "sha256": hashes(root, {file for part in parts.values() for file in part["files"]}),
     }
 
 

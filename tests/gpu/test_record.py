@@ -125,33 +125,50 @@ def test_folders_of_the_machine_are_left_out_of_a_junit_file(tmp_path: Path) -> 
     assert path.read_text() == "at tests/gpu/test_a.py:3: in lib/torch.py, /home/me"
 
 
-DONE = {"date": "2026-01-02T00:00:00+00:00", "counts": {"passed": 3, "failed": 1, "skipped": 0}, "finished": True}
+def done(*files: str, passed: int = 3, day: int = 1, finished: bool = True) -> dict[str, Any]:
+    counts = {"passed": passed, "failed": 1, "skipped": 0}
+    return {"date": f"2026-01-{day:02}T00:00:00+00:00", "counts": counts, "finished": finished, "files": list(files)}
+
+
+RAN, PLAIN, MARKED = (f"tests/kernels/test_{name}.py" for name in ("ran", "plain", "marked"))
 
 
 def test_parts_make_one_record(tree: Path) -> None:
-    first = record.joined(tree, {}, "kernels", DONE, {"tests/kernels/test_ran.py"})
-    again = {"date": "2026-01-01T00:00:00+00:00", "counts": {"passed": 2, "failed": 0, "skipped": 5}, "finished": True}
-    both = record.joined(tree, first, "service", again, {"tests/kernels/test_plain.py"})
-    assert both["parts"] == {"kernels": DONE, "service": again}
-    assert both["counts"] == {"passed": 5, "failed": 1, "skipped": 5}
-    assert both["date"] == DONE["date"]
-    assert {"tests/kernels/test_ran.py", "tests/kernels/test_plain.py"} <= set(both["sha256"])
-    assert record.joined(tree, both, "kernels", again, set())["counts"] == {"passed": 4, "failed": 0, "skipped": 10}
+    first, again = done(RAN, day=2), done(PLAIN, passed=2)
+    both = record.joined(tree, record.joined(tree, {}, "kernels", first), "service", again)
+    assert both["parts"] == {"kernels": first, "service": again}
+    assert both["counts"] == {"passed": 5, "failed": 2, "skipped": 0}
+    assert both["date"] == first["date"]
+    assert {RAN, PLAIN} <= set(both["sha256"])
+    assert record.joined(tree, both, "kernels", again)["counts"] == {"passed": 4, "failed": 2, "skipped": 0}
     assert not both["complete"]
-    whole = record.joined(tree, both, "exclusive", again, set())
+    whole = record.joined(tree, both, "exclusive", again)
     assert whole["complete"]
-    assert not record.joined(tree, whole, "kernels", {**again, "finished": False}, set())["complete"]  # interrupted
+    assert not record.joined(tree, whole, "kernels", done(finished=False))["complete"]  # interrupted
 
 
-def test_a_part_stays_with_the_files_and_the_device_that_it_is_of(tree: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "stay"),
+    [
+        (None, {"kernels", "service"}),
+        (RAN, {"service"}),
+        (PLAIN, {"kernels"}),
+        (MARKED, {"kernels", "service"}),  # ran in neither
+        ("kernels/a.py", set()),
+        ("tests/oracle.py", set()),
+        ("tests/new.py", set()),
+    ],
+)
+def test_a_part_stays_with_the_files_that_it_is_of(tree: Path, changed: str | None, stay: set[str]) -> None:
     about = {"name": "GPU", "driver": "1"}
     assert record.kept(tree, about) == {}
-    whole = record.joined(tree, {}, "kernels", DONE, {"tests/kernels/test_ran.py"}) | {"device": about}
+    whole = record.joined(tree, record.joined(tree, {}, "kernels", done(RAN)), "service", done(PLAIN))
+    whole |= {"device": about}
     (tree / record.RECORD).write_text(json.dumps(whole))
-    assert record.kept(tree, about) == whole
+    if changed:
+        (tree / changed).write_text(f"{(tree / changed).read_text() if (tree / changed).exists() else ''}# more\n")
+    assert set(record.kept(tree, about).get("parts", {})) == stay
     assert record.kept(tree, {**about, "driver": "2"}) == {}
-    (tree / "tests/kernels/test_ran.py").write_text("B = 1\n")
-    assert record.kept(tree, about) == {}
 
 
 def test_every_test_is_in_one_part() -> None:

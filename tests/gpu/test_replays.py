@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.gpu.agree import skip_unless_served  # noqa: E402
 from topkd.kernels import run_select, validate_select, warm_select  # noqa: E402
 from topkd.server._replay_cuda import Replays  # noqa: E402
 
@@ -17,6 +18,7 @@ UNIQUE = {"order": "index", "ties": "lowest"}
 @pytest.mark.parametrize("kernel", ["cluster", "radix_register", "radix_wide", "small", "split_merge"])
 @pytest.mark.parametrize("count", [1, 3, 64])
 def test_a_replay_selects_from_what_the_rows_hold_now(kernel: str, count: int) -> None:
+    skip_unless_served(kernel, 4096)
     device = torch.device("cuda", 0)
     with torch.cuda.stream(torch.cuda.Stream()):
         scores = torch.empty(count, 4096, dtype=torch.bfloat16, device=device)
