@@ -194,7 +194,7 @@ def run(folder: Path, arguments: list[str], workers: int | None = None, parts: S
         without_paths(ROOT / junit(name))
         counts, files = read_junit(ROOT / junit(name))
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        done = {"date": date, "gpu": uuid, "counts": counts, "finished": ended in FINISHED, "files": sorted(files)}
+        done = {"date": date, "uuid": uuid, "counts": counts, "finished": ended in FINISHED, "files": sorted(files)}
         record = joined(ROOT, record, name, done) | {"device": about, "versions": versions()}
         record["complete"] &= not arguments
         (ROOT / RECORD).write_text(json.dumps(record, indent=2) + "\n")
