@@ -72,6 +72,8 @@ class WorkerProcess:
     async def open_session(self, session_id: str, token: str, limit_s: float) -> None:
         """Gives the shared worker a session, and waits until it takes the session's calls.
 
+        A worker that does not answer is killed, so that another takes its place: it answers no call either.
+
         Raises:
             WorkerLostError: the worker has ended, or has not answered within `limit_s` seconds.
         """
@@ -81,7 +83,8 @@ class WorkerProcess:
             async with asyncio.timeout(limit_s):
                 await opened
         except TimeoutError:
-            raise WorkerLostError("the worker of the sessions over TCP does not answer; attach again") from None
+            self.kill()
+            raise WorkerLostError("the worker of the sessions over TCP did not answer; attach again") from None
         finally:
             del self._opening[session_id]
 

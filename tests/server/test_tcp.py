@@ -176,23 +176,27 @@ def test_attach_answers_when_the_worker_has_the_session(front: ServerProcess) ->
         stream.cancel()
 
 
-def test_a_worker_that_does_not_answer_ends_the_attach(short_dir: Path) -> None:
+def test_a_worker_that_does_not_answer_is_replaced(short_dir: Path) -> None:
     (short_dir / "token").write_text(ATTACH_TOKEN)
-    options = {"tcp_token_file": str(short_dir / "token"), "attach_timeout_s": 0.5}
+    options = {"tcp_token_file": str(short_dir / "token"), "attach_timeout_s": 2.0}
     server = ServerProcess(short_dir / "s", tcp_address="127.0.0.1:0", **options).wait_serving()
-    worker = _shared(server)
-    with grpc.insecure_channel(server.serving["tcp_address"]) as channel:
+    with attached(server) as (_, channel, earlier):
         attach = control_pb2_grpc.ControlServiceStub(channel).Attach
-        for end in (lambda: None, lambda: os.kill(worker, signal.SIGKILL)):
+        for end in (lambda worker: None, lambda worker: os.kill(worker, signal.SIGKILL)):
+            worker = _shared(server)
             os.kill(worker, signal.SIGSTOP)
             stream = attach(control_pb2.AttachRequest(), metadata=GOOD, timeout=20)
-            end()
+            end(worker)
             with refused(grpc.StatusCode.UNAVAILABLE) as found:
                 next(stream)
             assert found[0] == "WORKER_LOST"
-            if end.__closure__ is None:
-                os.kill(worker, signal.SIGCONT)
+            eventually(lambda halted=worker: halted not in server.children(), 30)
+            eventually(lambda: server.metrics()['topkd_workers{state="busy"}'] == 1, 30)
+        with refused(grpc.StatusCode.UNAVAILABLE):
+            list(earlier)  # its session was lost with the worker
         eventually(lambda: server.metrics()['topkd_sessions{transport="tcp"}'] == 0)
+    with attached(server) as (session, channel, _):
+        assert len(call(channel, session.token).results) == 1
     assert server.stop() == 0
 
 
