@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from topkd import _arrays, _empty, _flows, _region
 from topkd._base import ClientBase, PlanBase, batch_entries
@@ -180,16 +180,24 @@ class Client(ClientBase, Closing):
         state = _flows.drive(_flows.make_plan(self._core, Selection(input, k, **options), timeout))
         return Plan(self._core, state)
 
-    def lane(self, *plans: Plan, timeout: float | None = None) -> Lane:
+    def lane(
+        self,
+        *plans: Plan,
+        timeout: float | None = None,
+        waits_by: Literal["auto", "kernel", "operations"] = "auto",
+    ) -> Lane:
         """Opens a lane: calls of these plans then need no request, and can be captured in CUDA graphs.
 
         Args:
             *plans: What the lane calls.
             timeout: Seconds that a call may take; None for the client's. A lane of which one takes longer is broken.
+            waits_by: What calls on a stream are: a "kernel" of one thread, "operations" of memory, or by "auto" a
+                kernel where that can be (`Lane.waits_because`).
 
         Raises:
-            ArgumentError: There is no plan, or one of them is none of this client's.
-            RegionError: The session shares no memory (TCP), the server has no lanes, or no watchdog can be started.
+            ArgumentError: There is no plan, or one of them is none of this client's; or there is no such `waits_by`.
+            RegionError: The session shares no memory (TCP), the server has no lanes, no watchdog can be started, or a
+                kernel is asked for and cannot be.
             ResourceExhaustedError: As many lanes as may be are open.
 
         Example:
@@ -199,7 +207,7 @@ class Client(ClientBase, Closing):
             ...     lane.call_host().indices.tolist()
             [[2]]
         """
-        return open_lane(self._core, plans, timeout)
+        return open_lane(self._core, plans, timeout, waits_by)
 
     def stream(self) -> SelectStream:
         """Returns an open stream for selections: a call over it costs a thread about half, and many may be under way.
@@ -262,6 +270,6 @@ class Plan(PlanBase, Closing):
 
     __call__ = run
 
-    def lane(self, *, timeout: float | None = None) -> Lane:
+    def lane(self, *, timeout: float | None = None, waits_by: Literal["auto", "kernel", "operations"] = "auto") -> Lane:
         """Opens a lane for this plan alone. See `Client.lane`."""
-        return open_lane(self._core, (self,), timeout)
+        return open_lane(self._core, (self,), timeout, waits_by)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Core", "target_directory"]
 
-PROTOCOL_REVISION: Final = 4
+PROTOCOL_REVISION: Final = 5
 
 _cores: weakref.WeakSet[Core] = weakref.WeakSet()
 

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from topkd._cuda import checked, on_device
+from topkd._cuda_call import CallKernel, Signals
 from topkd._lane_book import come, marks
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class DeviceWords:
         self._driver = driver
         self._words = words  # keeps the mapping
         self._ordinal = ordinal
+        self._signals: Signals | None = None
         self._greater = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
         with on_device(ordinal) as runtime:
             runtime.cudaFree(0)  # makes the context
@@ -85,6 +87,16 @@ class DeviceWords:
 
         return enqueue
 
+    def signals(self) -> Signals:
+        """Returns the session's device memory for tickets and echoes; raises RegionError if the driver refuses it."""
+        if self._signals is None:
+            self._signals = Signals(self._ordinal)
+        return self._signals
+
+    def launch(self, kernel: CallKernel, slot: int, number: int) -> Callable[[int], None]:
+        """Returns what enqueues a lane's call on a stream as a kernel that makes it and waits for it."""
+        return kernel.prepare(self._words, self._base, self.signals(), slot, number)
+
     def retire(self, streams: Sequence[Any], lanes: LaneBook | None) -> None:
         """Takes the page out of the driver in the background, once nothing uses it any more.
 
@@ -111,4 +123,5 @@ class DeviceWords:
             return
         with on_device(self._ordinal):
             self._driver.cuMemHostUnregister(self._words.address)
+        self._signals = None
         _kept.remove(self)

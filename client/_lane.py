@@ -1,9 +1,10 @@
 """Lanes: plans that are called by a word in shared memory, without a request.
 
 A call stores 0 to the lane's done word and the plan's number to its request word, and waits for the done word; on a
-CUDA stream these are operations of the stream, one batch of them, which a CUDA graph captures like a kernel. Nobody
-waits for ever: the watchdog stores the done word when the worker is gone or a call is late, and says so in the end
-word.
+CUDA stream these are operations of the stream, one batch of them, which a CUDA graph captures like a kernel. Where the
+client's kernels and the worker's run side by side (MPS), a kernel of one thread makes the call instead, and waits for
+an echo in the GPU's own memory (`topkd.kernels.lane_call_kernel`). Nobody waits for ever: the watchdog stores the done
+word when the worker is gone or a call is late, and says so in the end word, at which the kernel looks, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from topkd import _flows
 from topkd._arena import Stale
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from topkd._client import Plan
     from topkd._core import Core
+    from topkd._cuda_call import CallKernel
     from topkd._lane_book import LaneBook
     from topkd._plan import PlanState
     from topkd._session import Session
@@ -53,6 +55,8 @@ _LIMIT: Final = "LANE_LIMIT"
 
 _SPIN_S: Final = 200e-6
 """How long a caller on the host looks for its answer without a pause."""
+
+WaitsBy: TypeAlias = Literal["kernel", "operations"]
 
 _MODES: Final = {selection_pb2.LANE_MODE_POLLED: "polled", selection_pb2.LANE_MODE_ARMED: "armed"}
 
@@ -68,14 +72,27 @@ class Lane(Closing):
         mode: "armed": the worker's stream waits for calls, no CPU is in them. "polled": a thread of the worker looks
             for calls and launches them.
         reason: Why it is that.
+        waits_by: What a call on a stream is: "kernel" or "operations" of memory. A kernel costs less and needs MPS; as
+            long as it waits it has a warp's place on the GPU.
+        waits_because: Why it is that.
         timeout: Seconds that a call has, from when its stream comes to it.
     """
 
     def __init__(
-        self, core: Core, session: Session, plans: Sequence[Plan], opened: Any, *, book: LaneBook, timeout: float
+        self,
+        core: Core,
+        session: Session,
+        plans: Sequence[Plan],
+        opened: Any,
+        *,
+        book: LaneBook,
+        timeout: float,
+        waiting: tuple[CallKernel | None, str],
     ) -> None:
         self.mode = _MODES.get(opened.mode, "unknown")
         self.reason = str(opened.reason)
+        self._kernel, self.waits_because = waiting
+        self.waits_by: WaitsBy = "operations" if self._kernel is None else "kernel"
         self.timeout = timeout
         self.line = FIRST_LANE + opened.lane
         self.closed = False
@@ -86,6 +103,7 @@ class Lane(Closing):
         self._guard = book.guard
         self._words = book.words
         self._seen = self._words.failure(self.line).total
+        self._first_ticket = self._words.tickets(self.line)
         self._stream: Any = None
         self._batches: dict[int, Any] = {}
         self._lock = threading.Lock()
@@ -165,7 +183,12 @@ class Lane(Closing):
                 timeline = self._session.timeline
                 if timeline is None:
                     raise RegionError("the session's memory is not on a GPU of this process")
-                batch = self._batches[place] = timeline.mapped().batch(self.line, place + 1)
+                device, number = timeline.mapped(), place + 1
+                batch = self._batches[place] = (
+                    device.batch(self.line, number)
+                    if self._kernel is None
+                    else device.launch(self._kernel, self.line, number)
+                )
             batch(stream.cuda_stream)
         return _outputs(state)
 
@@ -188,26 +211,38 @@ class Lane(Closing):
             if self._stream is not None:
                 self._stream.synchronize()
             until = time.monotonic() + seconds
-            came = self._wait(until)  # a call that was interrupted may be under way: its end would pass for this one's
+            # A call that was interrupted may be under way, or a kernel's answer still store: its end would pass for
+            # this one's.
+            came = self._wait(until, self._last_done())
             if came:
                 self._words.set_done(self.line, 0)
                 self._words.set_ready(self.line, place + 1)
                 self._words.ring(CLIENT_BELL)
-                came = self._wait(until)
+                came = self._wait(until, 1)
             if not came:
                 self._words.set_end(self.line, LATE)
         self.check()
         return _outputs(state)
 
-    def _wait(self, until: float) -> bool:
+    def _last_done(self) -> int:
+        """Returns what the done word is, or more, once the answer to the last call has stored all."""
+        ticket = self._words.tickets(self.line)
+        return 1 if ticket == self._first_ticket else ticket + 1
+
+    def _over(self, done: int) -> bool:
+        """Says whether the done word is at least so much, or is not 0 and never becomes that."""
+        found = self._words.done(self.line)
+        return found >= done or (found > 0 and bool(self._words.slow(self.line) or self._words.end(self.line)))
+
+    def _wait(self, until: float, done: int) -> bool:
         """Waits for the done word, or for the session's loss; says whether either came in time."""
         started = time.monotonic()
         while time.monotonic() - started < _SPIN_S:
-            if self._words.done(self.line):
+            if self._over(done):
                 return True
         while True:
             seen = self._words.bell(WORKER_BELL)
-            if self._words.done(self.line) or self._book.lost is not None:
+            if self._over(done) or self._book.lost is not None:
                 return True
             left = until - time.monotonic()
             if left <= 0:
@@ -260,13 +295,17 @@ class Lane(Closing):
         return f"<topkd.Lane: {'closed' if self.closed else 'broken' if self.broken else self.mode}>"
 
 
-def open_lane(core: Core, plans: Sequence[Plan], timeout: float | None) -> Lane:
+def open_lane(
+    core: Core, plans: Sequence[Plan], timeout: float | None, waits_by: Literal["auto", "kernel", "operations"]
+) -> Lane:
     """Opens a lane over plans. Blocks.
 
     Raises:
         ArgumentTypeError: One of them is no plan.
-        ArgumentValueError: There is none, or one is of another client, whose sessions are not this one's.
-        RegionError: The session has no words (TCP), the server no lanes, or the watchdog cannot be started.
+        ArgumentValueError: There is none, or one is of another client, whose sessions are not this one's; or there is
+            no such `waits_by`.
+        RegionError: The session has no words (TCP), the server no lanes, or the watchdog cannot be started; or no
+            kernel can wait.
         ResourceExhaustedError: As many lanes as may be are open.
     """
     if not plans:
@@ -282,21 +321,29 @@ def open_lane(core: Core, plans: Sequence[Plan], timeout: float | None) -> Lane:
     seconds = core.options.timeout if timeout is None else check_seconds("timeout", timeout)
     if not seconds:
         raise ArgumentValueError("timeout is 0; it must be above 0 seconds", argument="timeout")
+    if waits_by not in ("auto", *get_args(WaitsBy)):
+        raise ArgumentValueError(
+            f"waits_by is {waits_by!r}; it must be 'auto', 'kernel' or 'operations'", argument="waits_by"
+        )
     deadline = core.options.deadline(None)
     while True:
         try:
-            return _flows.drive(_flows.blocking(core, partial(_open, core, plans, seconds), None))
+            return _flows.drive(_flows.blocking(core, partial(_open, core, plans, seconds, waits_by), None))
         except Stale:
             if not deadline.remaining():
                 raise DeadlineExceededError("the session kept changing while a lane was being opened") from None
 
 
-def _open(core: Core, plans: Sequence[Plan], seconds: float, session: Session) -> Lane:
+def _open(core: Core, plans: Sequence[Plan], seconds: float, waits_by: str, session: Session) -> Lane:
     book = session.lanes
     if book is None:
         raise RegionError("no lanes: the session shares no memory with the server, or the server has none")
     book.guard.start()
-    request = selection_pb2.OpenLaneRequest(plan_ids=[plan._state.id_in(session) for plan in plans])
+    plan_ids = [plan._state.id_in(session) for plan in plans]
+    signals, because = (None, "asked for") if waits_by == "operations" else _signals(session)
+    if signals is None and waits_by == "kernel":
+        raise RegionError(f"no kernel can wait for the lane's calls: {because}")
+    request = selection_pb2.OpenLaneRequest(plan_ids=plan_ids, signals=signals)
     deadline = core.options.deadline(None)
     while True:
         given_back = book.given_back
@@ -306,7 +353,41 @@ def _open(core: Core, plans: Sequence[Plan], seconds: float, session: Session) -
         except ResourceExhaustedError as error:  # while lanes that were closed are still to be given back
             if error.reason != _LIMIT or not book.wait_for_place(given_back, deadline.remaining()):
                 raise
-    return Lane(core, session, plans, opened, book=book, timeout=seconds)
+    waiting = (None, because) if signals is None else _kernel(session, opened)
+    lane = Lane(core, session, plans, opened, book=book, timeout=seconds, waiting=waiting)
+    if waits_by == "kernel" and waiting[0] is None:
+        lane.close()
+        raise RegionError(f"no kernel can wait for the lane's calls: {lane.waits_because}")
+    return lane
+
+
+def _signals(session: Session) -> tuple[selection_pb2.CudaIpcMemory | None, str]:
+    """Returns the session's device memory for kernels that wait, or why there is none."""
+    ordinal, timeline = session.memory_device, session.timeline
+    if timeline is None or ordinal is None or ordinal == HOST:
+        return None, "the session's memory is not on a GPU of this process"
+    from topkd._cuda_call import take_turns
+
+    try:
+        because = take_turns(ordinal)
+        return (timeline.mapped().signals().message, "") if because is None else (None, because)
+    except RegionError as error:
+        return None, str(error)
+
+
+def _kernel(session: Session, opened: Any) -> tuple[CallKernel | None, str]:
+    """Returns the kernel that a server has sent for a lane's calls, or None, and why."""
+    if not opened.call_code:
+        return None, str(opened.call_reason) or "the server has no kernel for it"
+    from topkd._cuda_call import CallKernel
+
+    try:
+        ordinal = session.memory_device
+        if ordinal is None:
+            raise RegionError("the session's memory is not on a GPU of this process")
+        return CallKernel(bytes(opened.call_code), str(opened.call_kernel), ordinal), str(opened.call_reason)
+    except RegionError as error:
+        return None, str(error)
 
 
 def _outputs(state: PlanState) -> SelectResult:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["ABSENT", "CONNECTIONS", "PRESENT"]
+__all__ = ["ABSENT", "CONNECTIONS", "PRESENT", "active"]
 
 ABSENT: Final = (
     "the driver time-slices the engines' GPU work and the server's: a call between an engine's kernels took 387 us "
@@ -20,3 +20,14 @@ PRESENT: Final = (
 
 CONNECTIONS: Final = 32
 """CUDA_DEVICE_MAX_CONNECTIONS of processes whose streams wait for each other: the most hardware queues."""
+
+
+def active(driver: Any, ordinal: int) -> bool:
+    """Says whether this process's work on a device goes through MPS.
+
+    Args:
+        driver: `cuda.bindings.driver`, initialised.
+        ordinal: CUDA ordinal.
+    """
+    error, found = driver.cuDeviceGetAttribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED, ordinal)
+    return not int(error) and bool(found)

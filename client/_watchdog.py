@@ -10,9 +10,10 @@ Its parent sends packets over its standard input: a kind, a session's number, a 
     END     nobody waits for this session any more
 
 How a wait is let go: a slot's done word becomes `poison`, a lane's becomes 1 whenever it is 0, for a graph may be
-replayed at any time and waits anew in each of its calls. Before that it says why, in the end word: of a slot the done
-value it found, plus 1; of a lane LATE or LOST. The pidfd tells of the worker's end when the kernel has taken everything
-of it down, its CUDA context too: nothing that it left behind writes after that.
+replayed at any time and waits anew in each of its calls; a call by a kernel looks at the end word itself. Before that
+it says why, in the end word: of a slot the done value it found, plus 1; of a lane LATE or LOST. The pidfd tells of the
+worker's end when the kernel has taken everything of it down, its CUDA context too: nothing that it left behind writes
+after that.
 
 It ends with its parent.
 """
@@ -104,7 +105,9 @@ class Watch:
         if self._cells[ready + layout.end]:
             return self._next(self._let_go(line, LATE))
         calls = self._cells[done + layout.calls]
-        if self._cells[done] or calls != lane.calls:
+        # A call by a kernel leaves the done word as it is; the request's upper half is the worker's.
+        idle = self._cells[done] and not self._cells[ready] & 0xFFFFFFFF
+        if idle or calls != lane.calls:
             lane.since, lane.calls = now, calls
         elif now - lane.since > lane.seconds:
             return self._next(self._let_go(line, LATE))

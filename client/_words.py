@@ -4,14 +4,19 @@ The page is 64 lines of 64 bytes; a word is 64 bits, little-endian, at the start
 a cache line:
 
     line 2s      ready word of slot s: the caller stores or its stream writes it, nobody else but at a call's failure;
-                 and the end word, which the client's watchdog stores (`topkd._watchdog`): 0, or why the slot has ended
+                 and the end word, which the client's watchdog stores (`topkd._watchdog`): 0, or why the slot has ended;
+                 then, of a lane, the ticket of its last call by a kernel, which that kernel stores
     line 2s + 1  done word of slot s, and behind it what became of failures: first, last, code, total (8 bytes each);
-                 then, of a lane, how many of its calls the worker has seen
+                 then, of a lane, how many of its calls the worker has seen, and the slow word: 0 while it is armed
     lines 32 to 61 are those of lanes, two each, alike; a lane's ready word is its request word
     line 62, 63  bells: counters that the worker (62) and the client (63) raise when they have stored a word
 
 A failure is stored before the done word that tells of it: code, first, total, last, done. `last` is the done value of
 the last failed call, `first` of the first one in an unbroken run of failures that ends there.
+
+Where kernels wait for lanes, there are words in device memory of the client's, too: 256 bytes a lane, at whose start is
+the ticket of the last call, which the caller's kernel stores, and 128 bytes behind it the echo, which the worker
+stores.
 
 Both sides use this module; nothing here is CUDA. A wait is a futex of the bell that the other side rings, and looks at
 the words again after a while all the same: a GPU writes words and rings no bell.
@@ -41,9 +46,12 @@ __all__ = [
     "MOST_LANES",
     "MOST_SLOTS",
     "POISON",
+    "SIGNALS_SIZE",
     "WORKER_BELL",
     "Failure",
     "Words",
+    "offset_of_echo",
+    "offset_of_ticket",
 ]
 
 LINE: Final = 64
@@ -68,13 +76,33 @@ _FIRST, _LAST, _CODE, _TOTAL = 1, 2, 3, 4
 CALLS: Final = 5
 """Cell in a done word's line: calls of a lane."""
 
+_SLOW: Final = 6
+"""Cell in a done word's line: the slow word."""
+
 END: Final = 1
 """Cell in a ready word's line: the end word."""
+
+_TICKETS: Final = 2
+"""Cell in a ready word's line: the ticket of a lane's last call by a kernel."""
+
+_SIGNALS: Final = 256
+SIGNALS_SIZE: Final = MOST_LANES * _SIGNALS
+"""Bytes of device memory for the tickets and echoes of all lanes."""
 
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _LOOK_AGAIN: Final = 0.02
 """Seconds between looks at a word while waiting: the bound on what a store without a ring costs."""
+
+
+def offset_of_ticket(slot: int) -> int:
+    """Returns the offset of a lane's ticket in device memory."""
+    return (slot - FIRST_LANE) * _SIGNALS
+
+
+def offset_of_echo(slot: int) -> int:
+    """Returns the offset of a lane's echo in device memory."""
+    return offset_of_ticket(slot) + _SIGNALS // 2
 
 
 class Failure(NamedTuple):
@@ -121,6 +149,18 @@ class Words:
         """Returns the done word's offset in the page."""
         return (2 * slot + 1) * LINE
 
+    def offset_of_end(self, slot: int) -> int:
+        """Returns the end word's offset in the page."""
+        return self.offset_of_ready(slot) + 8 * END
+
+    def offset_of_slow(self, slot: int) -> int:
+        """Returns the slow word's offset in the page."""
+        return self.offset_of_done(slot) + 8 * _SLOW
+
+    def offset_of_tickets(self, slot: int) -> int:
+        """Returns the offset in the page of the ticket of a lane's last call by a kernel."""
+        return self.offset_of_ready(slot) + 8 * _TICKETS
+
     def ready(self, slot: int) -> int:
         """Returns a slot's ready word."""
         return self._cells[2 * slot * _CELLS]
@@ -144,6 +184,18 @@ class Words:
     def set_end(self, slot: int, value: int) -> None:
         """Stores a slot's end word."""
         self._store(2 * slot * _CELLS + END, value)
+
+    def tickets(self, slot: int) -> int:
+        """Returns the ticket of a lane's last call by a kernel."""
+        return self._cells[2 * slot * _CELLS + _TICKETS]
+
+    def slow(self, slot: int) -> int:
+        """Returns a lane's slow word."""
+        return self._cells[(2 * slot + 1) * _CELLS + _SLOW]
+
+    def set_slow(self, slot: int, value: int) -> None:
+        """Stores a lane's slow word: 0 while it is armed, so that calls by kernels are echoed, else 1."""
+        self._store((2 * slot + 1) * _CELLS + _SLOW, value)
 
     def set_calls(self, slot: int, value: int) -> None:
         """Stores how many calls of a lane were seen."""

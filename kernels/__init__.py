@@ -6,12 +6,12 @@ import torch, and nothing else of topkd. No module but `_env` reads the environm
 
 `__all__` is the public interface. For callers that check, queue and run apart (the server) there is more:
 `validate_select` makes a `SelectRequest`, `run_select` runs it, `check_batch_overlap` checks the outputs of a batch,
-`run_select_batch` runs it with requests of one `plan_key` as one call, `choose` says which family serves a request
-and why, `explain` says it of a shape, `only_enqueues` whether it does no more than enqueue, `warm_select` makes its
-kernel ready, `compiles` counts the kernels that became so, `failures` says which families have no code;
-`validate_merge` and `run_merge` make and run a `MergeRequest`; `spare_bytes`, `Latch` and `Answer` are for kernels that
-wait in a stream and may be given up there. `Operators` defines operators for torch, with `SELECT_OPTIONS` in their
-schemas and `fake_select` and `outputs` for what they return.
+`run_select_batch` runs it with requests of one `plan_key` as one call, `choose` says which family serves a request and
+why, `explain` says it of a shape, `only_enqueues` whether it does no more than enqueue, `warm_select` makes its kernel
+ready, `compiles` counts the kernels that became so, `failures` says which families have no code; `validate_merge` and
+`run_merge` make and run a `MergeRequest`; `spare_bytes`, `Latch` and `Answer` are for kernels that wait in a stream and
+may be given up there, `LaneCall` for who waits for them. `Operators` defines operators for torch, with `SELECT_OPTIONS`
+in their schemas and `fake_select` and `outputs` for what they return.
 
 Example:
     >>> import torch
@@ -53,6 +53,8 @@ from ._request import SelectRequest as SelectRequest
 from ._request import TopKResult
 from ._select import select_topk
 from .answer import Answer as Answer
+from .lane_call import CallCode as CallCode
+from .lane_call import LaneCall as LaneCall
 from .latch import Latch as Latch
 
 __all__ = [

@@ -61,6 +61,24 @@ def read_resources(binary: bytes) -> Resources:
     return Resources(registers, shared, stack, operations[_LOCAL_LOAD], operations[_LOCAL_STORE])
 
 
+def kernel_name(binary: bytes) -> str:
+    """Return the name of a binary's one kernel.
+
+    Args:
+        binary: a cubin.
+
+    Raises:
+        ValueError: it is none, or has another number of kernels.
+    """
+    try:
+        names = [name.removeprefix(".text.") for name, *_ in _sections(binary) if name.startswith(".text.")]
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise ValueError(f"no binary of a kernel: {error}") from error
+    if len(names) != 1:
+        raise ValueError(f"a binary of {len(names)} kernels; 1 is allowed")
+    return names[0]
+
+
 def _sections(binary: bytes) -> Iterator[tuple[str, int, int, int]]:
     """Yield name, type, offset and size of each section."""
     magic, start, step, count, named = _HEADER.unpack_from(binary)

@@ -18,6 +18,7 @@ from ._cute_kit import write_kit
 from ._dispatch import families_to_compile
 from ._family import Compiled
 from .answer import Answer
+from .lane_call import LaneCall
 from .latch import Latch
 from .merge import MergeKernel
 
@@ -124,7 +125,8 @@ def keep_runtime(directory: Path) -> None:
 
 def _kinds() -> dict[str, Callable[[], Compiled]]:
     """Return the classes of all that has something to compile, by name."""
-    return {**families_to_compile(), MergeKernel.name: MergeKernel, Answer.name: Answer, Latch.name: Latch}
+    lanes: dict[str, Callable[[], Compiled]] = {Answer.name: Answer, LaneCall.name: LaneCall, Latch.name: Latch}
+    return {**families_to_compile(), MergeKernel.name: MergeKernel, **lanes}
 
 
 def stored(directory: Path | None = None) -> Iterator[Precompiled]:

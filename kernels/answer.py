@@ -27,20 +27,22 @@ class Answer:
 
     def warm(self, device: torch.device) -> None:
         """Load or compile the variant and launch it once, so that the device has it."""
-        memory = torch.zeros(SPARE_CELLS // 8 + 4, dtype=torch.int64, device=device)
+        memory = torch.zeros(SPARE_CELLS // 8 + 6, dtype=torch.int64, device=device)
         first = memory.data_ptr()
-        words = tuple(range(first + SPARE_CELLS, first + SPARE_CELLS + 32, 8))
+        words = tuple(range(first + SPARE_CELLS, first + SPARE_CELLS + 48, 8))
         self(first, words, device)
 
     def __call__(self, spare: int, words: tuple[int, ...], device: torch.device) -> None:
         """Enqueue an answer on the current stream of a device and return without waiting.
 
-        Unless the spare memory is marked: counts in its second word, and stores the count, 0 and 1.
+        Unless the spare memory is marked: counts in its second word, and stores 0, the ticket, the count and the ticket
+        plus 1.
 
         Args:
             spare: address of the spare memory of the launches before it (`spare_bytes`), 16-byte aligned.
-            words: four addresses of 64 bits, aligned, that the device can write: the request word, which becomes 0; the
-                done word, which becomes 1 after all else that was written; and two that become the count.
+            words: six addresses of 64 bits, aligned, that the device can write: the request word, which becomes 0; the
+                done word, which becomes the ticket plus 1 after all else that was written; two that become the count;
+                the ticket, which is read; the echo, which becomes the same.
             device: a CUDA device.
 
         Raises:

@@ -16,7 +16,7 @@ from .metrics import ServerMetrics
 
 __all__ = ["PIDFD_REVISION", "FrontSession", "FrontSessions", "check_attach", "device_for_logs", "server_info"]
 
-PROTOCOL_REVISION = 4
+PROTOCOL_REVISION = 5
 PIDFD_REVISION = 3
 """From which on a client takes a pidfd of its worker beside the page."""
 _RETRY_AFTER_MS = 1000

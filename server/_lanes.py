@@ -2,10 +2,11 @@
 
 A lane has a table of plans, which only the server can write, and two lines of the session's page. The caller, or its
 stream, stores 0 to the done word and the number of a plan to the request word, and waits for the done word, which is 1
-when the outputs are complete. A client that watches the time of its calls looks at how many were seen. The lines are
-those of slots past the ones of ordered calls (`FIRST_LANE`). How a call gets from the request word to the device is a
-`Dispatch`, chosen when the lane is opened: the first of a list that takes it. The last takes every lane
-(`topkd.server._lanes_polled`).
+or more when the outputs are complete. A kernel of the caller's stores a ticket in device memory (`Signals`) instead of
+the done word, and waits for its echo; where nobody echoes, the slow word tells it to go the other way. A client that
+watches the time of its calls looks at how many were seen. The lines are those of slots past the ones of ordered calls
+(`FIRST_LANE`). How a call gets from the request word to the device is a `Dispatch`, chosen when the lane is opened: the
+first of a list that takes it. The last takes every lane (`topkd.server._lanes_polled`).
 
 The number is data: what names no plan of the table, or one that was released, fails the call, and nothing runs.
 """
@@ -41,16 +42,24 @@ class Lane:
         words: the session's.
         plans: ids, in the table's order.
         running: a call was taken and its slot may not have it yet.
+        signals: where the client's tickets and echoes are; 0: its calls have none.
     """
 
     def __init__(
-        self, number: int, slot: Slot, words: Words, plans: Sequence[int], find: Callable[[int], Batch | None]
+        self,
+        number: int,
+        slot: Slot,
+        words: Words,
+        plans: Sequence[int],
+        find: Callable[[int], Batch | None],
+        signals: int = 0,
     ) -> None:
         self.number = number
         self.slot = slot
         self.words = words
         self.plans = tuple(plans)
         self.running = False
+        self.signals = signals
         self._find = find
         self._failures = words.failure(self.line).total & 0x7FFF_FFFF  # the client can write there
         self._calls = 0
@@ -69,6 +78,10 @@ class Lane:
         """Tells that calls came through: where none is told of for as long as a call may take, the client gives up."""
         self._calls += calls
         self.words.set_calls(self.line, self._calls)
+
+    def echo(self, echoed: bool) -> None:
+        """Tells kernels that wait whether an answer is echoed; they look at that now and then."""
+        self.words.set_slow(self.line, int(not echoed))
 
     def note(self, code: int) -> None:
         """Tells of a failure; the done word must follow."""
@@ -153,8 +166,12 @@ class Lanes:
         self._over = threading.Event()
         self._letting_go: threading.Thread | None = None
 
-    def open(self, plans: Sequence[int]) -> Opened:
+    def open(self, plans: Sequence[int], signals: int = 0) -> Opened:
         """Opens a lane over plans; the caller has the turn.
+
+        Args:
+            plans: ids.
+            signals: address of the client's device memory for tickets and echoes, 0 if it has none.
 
         Raises:
             LaneLimitError: as many are open as may be.
@@ -168,7 +185,8 @@ class Lanes:
             number = next((number for number in range(len(self._slots)) if number not in taken), None)
             if number is None:
                 raise LaneLimitError(f"the session has {len(taken)} lanes, as many as may be (max_lanes)")
-            lane = Lane(number, self._slots[number], self._words, plans, self._find)
+            lane = Lane(number, self._slots[number], self._words, plans, self._find, signals)
+            lane.echo(False)
             self._words.set_ready(lane.line, 0)
             self._words.set_done(lane.line, 1)
             dispatch, refusals = self._dispatch(lane)

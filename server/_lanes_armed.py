@@ -117,7 +117,7 @@ class Armed:
 
     def __init__(
         self,
-        open_rounds: Callable[[int, Batch], Rounds],
+        open_rounds: Callable[[int, int, Batch], Rounds],
         most: int,
         fallback: Dispatch,
         queue: TurnQueue,
@@ -127,7 +127,7 @@ class Armed:
         """Starts no thread yet: the first lane does.
 
         Args:
-            open_rounds: makes rounds for a line and a plan; raises CannotArmError.
+            open_rounds: makes rounds for a line, the client's signals and a plan; raises CannotArmError.
             most: lanes that may be armed.
             fallback: serves lanes that cannot be armed any more.
             queue: the worker's turn.
@@ -164,11 +164,12 @@ class Armed:
             return "the plan is gone"
         with self.held():
             try:
-                rounds = self._open_rounds(lane.line, batch)
+                rounds = self._open_rounds(lane.line, lane.signals, batch)
             except CannotArmError as error:
                 return str(error)
             with self._counting:
                 self._served = (*self._served, _Served(lane, rounds))
+        lane.echo(True)
         if not self._threads:
             for name, run in (("topkd-rearm", self._keep_armed), ("topkd-guard", self._guard)):
                 self._threads.append(threading.Thread(target=run, name=name, daemon=True))
@@ -207,6 +208,7 @@ class Armed:
             if served not in self._served:
                 return False
             self._served = tuple(one for one in self._served if one is not served)
+        served.lane.echo(False)
         return True
 
     # ------------------------------------------------------------------------------------------------------- holding

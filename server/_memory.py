@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -57,6 +57,15 @@ class Region(Protocol):
         """Drops the mapping. Nothing may use it any more; may block until the device is idle."""
 
 
+class Signals(NamedTuple):
+    """What lets a client's kernel wait for calls of armed lanes."""
+
+    address: int  # of the client's tickets and echoes; 0: it cannot
+    code: bytes  # of the kernel, for the GPU
+    kernel: str  # its name in the code
+    reason: str  # why it can, or cannot
+
+
 class Backend(Protocol):
     """A device as the worker uses it.
 
@@ -101,6 +110,9 @@ class Backend(Protocol):
         self, words: "Words", fallback: "Dispatch", queue: "TurnQueue", metrics: "ServerMetrics", log: "Logger"
     ) -> Sequence["Dispatch"]:
         """Makes the ways to serve lanes that are better than `fallback`, the best first."""
+
+    def open_signals(self, memory: selection_pb2.CudaIpcMemory, held: Held) -> Signals:
+        """Opens, once a worker, device memory where kernels of its client wait for lanes. Raises as `open_cuda_ipc`."""
 
     def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
         """Copies inline data to the device."""

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from topkd import kernels
-from topkd._words import Words
+from topkd import _mps, kernels
+from topkd._words import LINE, SIGNALS_SIZE, Words
 from topkd.v1 import control_pb2, selection_pb2, side_pb2
 
-from ._memory import DTYPES, Held
+from ._memory import DTYPES, Held, Signals
 from ._memory_vmm import VmmMapping, VmmSpace
 from ._replay_cuda import Replays
 from ._views import View
@@ -112,6 +112,9 @@ class CudaBackend:
         self._replays = Replays(self.device)
         self._latch: kernels.Latch | None = None
         self._answer: kernels.Answer | None = None
+        self._call: kernels.CallCode | None = None
+        self._no_call_because = "the server has no kernels that wait"
+        self._signals: tuple[bytes, CudaRegion] | None = None  # of the one session that the worker has
         self._mapped: MappedWords | None = None  # of the one session that the worker has
         self._reaper = ThreadPoolExecutor(1, thread_name_prefix="topkd-reaper")
         properties = torch.cuda.get_device_properties(0)
@@ -248,6 +251,13 @@ class CudaBackend:
         latch.warm(self.device)
         answer.warm(self.device)
         self._latch, self._answer = latch, answer
+        if not _mps.active(self._driver, 0):
+            self._no_call_because = "the server is not under MPS: a kernel that waits would take turns with its own"
+            return
+        try:
+            self._call = kernels.LaneCall().code(self.device)
+        except (kernels.KernelUnavailableError, ValueError) as error:
+            self._no_call_because = str(error)[:500]
 
     def open_slots(self, words: Words, numbers: range, executor: "Executor", recorder: "Recorder") -> list["CudaSlot"]:
         """Makes slots of a session, by their numbers, and maps its words for the device."""
@@ -278,10 +288,28 @@ class CudaBackend:
         if answer is None:
             return []
 
-        def open_rounds(line: int, batch: "Batch") -> CudaRounds:
-            return CudaRounds(self.map_words(words), line, batch, answer)
+        def open_rounds(line: int, signals: int, batch: "Batch") -> CudaRounds:
+            return CudaRounds(self.map_words(words), line, batch, answer, signals=signals)
 
         return [Armed(open_rounds, most, fallback, queue, metrics, log)]
+
+    def open_signals(self, memory: selection_pb2.CudaIpcMemory, held: Held) -> Signals:
+        """Opens the client's memory, which stays open as long as the process: answers store there."""
+        if self._call is None:
+            return Signals(0, b"", "", self._no_call_because)
+        asked = memory.SerializeToString(deterministic=True)
+        if self._signals is None:
+            region = self.open_cuda_ipc(memory, held)
+            if region.size < SIGNALS_SIZE or region.address % LINE:
+                with held():
+                    region.close()
+                text = f"{memory.size} bytes at offset {memory.offset}; {SIGNALS_SIZE}, in whole lines, are needed"
+                raise FieldError(text, field="signals.size")
+            self._signals = asked, region
+        if self._signals[0] != asked:
+            return Signals(0, b"", "", "the session's lanes have other memory for tickets and echoes")
+        address = self._signals[1].address
+        return Signals(address, *self._call, "under MPS the client's kernels and the server's run side by side")
 
     def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
         """Copies inline data to the device, on the worker's stream."""

@@ -14,7 +14,7 @@ import torch
 from topkd._words import Words
 from topkd.v1 import control_pb2, selection_pb2, side_pb2
 
-from ._memory import DTYPES, Held
+from ._memory import DTYPES, Held, Signals
 from ._views import View
 from ._words import REQUIRED_SEALS
 from .errors import DeviceMismatchError, FieldError, MemfdNotSealedError
@@ -147,6 +147,10 @@ class HostBackend:
     ) -> list["Dispatch"]:
         """There are none: nothing waits in a stream here."""
         return []
+
+    def open_signals(self, memory: selection_pb2.CudaIpcMemory, held: Held) -> Signals:
+        """There are none: nothing waits in a stream here."""
+        return Signals(0, b"", "", "this server runs on the CPU")
 
     def from_bytes(self, data: bytes, view: View) -> torch.Tensor:
         """Copies inline data."""

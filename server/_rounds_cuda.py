@@ -1,10 +1,10 @@
 """Rounds of an armed lane on a GPU: executable graphs on a stream of the lane's own.
 
 A round: wait(request word >= 1) -> the plan's kernels -> answer. `topkd.kernels.Answer` stores 0 to the request word
-and 1 to the done word, unless the lane's spare memory is marked, which sends the kernels there: then the request stays,
-and the next round finds it. A few executable graphs of some rounds each are launched one behind the other; one that is
-over is launched again behind the others. Launches of one executable graph run one after another whatever their streams,
-so that no two lanes share one.
+and 1 or more to the done word, unless the lane's spare memory is marked, which sends the kernels there: then the
+request stays, and the next round finds it. It echoes the ticket of a client's kernel, too. A few executable graphs of
+some rounds each are launched one behind the other; one that is over is launched again behind the others. Launches of
+one executable graph run one after another whatever their streams, so that no two lanes share one.
 
 To give rounds up, a stream of its own, which nothing ever waits in, sets the mark and then the request word's upper
 half, which satisfies the wait and leaves a request that is there, or comes, in the lower half. An answer that is under
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from topkd import kernels
-from topkd._words import CALLS, LINE
+from topkd._words import CALLS, LINE, offset_of_echo, offset_of_ticket
 
 from ._execute import Batch, Call
 from ._lanes_armed import CannotArmError
@@ -40,7 +40,9 @@ MOST_OPERATIONS = 480
 class CudaRounds:
     """The rounds of one lane; see `topkd.server._lanes_armed.Rounds`."""
 
-    def __init__(self, mapped: MappedWords, line: int, batch: Batch, answer: kernels.Answer) -> None:
+    def __init__(
+        self, mapped: MappedWords, line: int, batch: Batch, answer: kernels.Answer, *, signals: int = 0
+    ) -> None:
         """Captures the graphs; no stream of the process may be blocked.
 
         Args:
@@ -48,6 +50,7 @@ class CudaRounds:
             line: the slot whose lines are the lane's words.
             batch: what a round runs.
             answer: warm.
+            signals: the client's device memory for tickets and echoes; 0: it has none, and the ticket is always 0.
 
         Raises:
             CannotArmError: the batch's kernels do more than enqueue, or the driver refuses.
@@ -59,6 +62,7 @@ class CudaRounds:
         self._line = line
         self.batch = batch
         self._answer = answer
+        self._signals = signals
         self._timing = [(mapped.make_event(), mapped.make_event()) for _ in batch.calls]
         self._is_timed = False
         self._times: list[int] = []
@@ -104,7 +108,8 @@ class CudaRounds:
         rounds = max(1, min(MOST_ROUNDS, MOST_OPERATIONS // (GRAPHS * operations)))
         self.most = GRAPHS * rounds
         request = self._mapped.address + 2 * self._line * LINE
-        words = (request, request + LINE, request + LINE + 8 * CALLS, self._told)
+        counts = (request + LINE + 8 * CALLS, self._told)
+        words = (request, request + LINE, *counts, *self._signals_of_line())
         graphs: list[Any] = []
         for _ in range(GRAPHS):
             graph = torch.cuda.CUDAGraph()
@@ -121,6 +126,13 @@ class CudaRounds:
                 graph.capture_end()
             graphs.append(graph)
         return graphs
+
+    def _signals_of_line(self) -> tuple[int, int]:
+        """Returns addresses of the ticket and the echo."""
+        if self._signals:
+            return self._signals + offset_of_ticket(self._line), self._signals + offset_of_echo(self._line)
+        self._none = torch.zeros(2, dtype=torch.int64, device="cuda")
+        return self._none.data_ptr(), self._none.data_ptr() + 8
 
     def _run(self, call: Call, events: tuple[Any, Any] | None) -> None:
         """Captures a kernel call, between events if it is to be timed."""

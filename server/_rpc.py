@@ -23,7 +23,7 @@ from ._execute import Batch, Executor, Request
 from ._lanes import Lanes
 from ._lanes_polled import Polled
 from ._logging import Logger
-from ._memory import Backend
+from ._memory import Backend, Signals
 from ._queue import TurnQueue
 from ._record import Recorder
 from ._slots import Slot
@@ -338,7 +338,8 @@ class SelectionService:
 
     def open_lane(self, session: Session, message: bytes, context: Context) -> bytes:
         """OpenLane: prepares the plans, so that a call has nothing left to do but run."""
-        plan_ids = list(_parse(selection_pb2.OpenLaneRequest, message).plan_ids)
+        request = _parse(selection_pb2.OpenLaneRequest, message)
+        plan_ids = list(request.plan_ids)
         words = session.words
         if words is None:
             raise DeviceMismatchError("sessions over TCP share no memory, so they have no lanes", field="plan_ids")
@@ -362,14 +363,25 @@ class SelectionService:
                 polled = Polled(words, self.queue, self._metrics, self._log)
                 better = self._backend.open_dispatches(words, polled, self.queue, self._metrics, self._log)
                 session.lanes = Lanes(words, slots, session.lane_batch, [*better, polled], self._metrics)
-            opened = session.lanes.open(plan_ids)
+            signals = self._open_signals(session, request)
+            opened = session.lanes.open(plan_ids, signals.address)
             if not _waited_for(context):
                 session.lanes.close(opened.number, 0.0)
                 raise CallCancelledError("cancelled before the lane was open; it is closed again")
         finally:
             self.queue.leave(session.account)
         reply = selection_pb2.OpenLaneResponse(lane=opened.number, mode=opened.mode, reason=opened.reason)
+        if opened.mode != selection_pb2.LANE_MODE_ARMED:
+            reply.call_reason = "the lane is not armed"
+        else:
+            reply.call_code, reply.call_kernel, reply.call_reason = signals.code, signals.kernel, signals.reason
         return reply.SerializeToString()
+
+    def _open_signals(self, session: Session, request: selection_pb2.OpenLaneRequest) -> Signals:
+        """Returns where the client's kernel and the worker's meet, if it has memory for that."""
+        if not request.HasField("signals"):
+            return Signals(0, b"", "", "the client has no memory for tickets and echoes")
+        return self._backend.open_signals(request.signals, session.lanes_held)
 
     def close_lane(self, session: Session, message: bytes, context: Context) -> bytes:
         """CloseLane: answered when nothing of the lane runs any more."""

@@ -138,43 +138,58 @@ def from_host(lane: topkd.Lane, count: int) -> Any:
 
 
 def measure_cuda(client: topkd.Client, shape: Shape, calls: int) -> dict[str, Any]:
-    """Measures a lane's calls of one shape; `calls` eager ones, and a graph of 64 as often as makes as many or more."""
+    """Measures a lane's calls of one shape; `calls` eager ones, and a graph of 64 as often as makes as many or more.
+
+    Where a kernel waits for them, those that wait by memory operations are measured behind it (`operations`).
+    """
     import torch
 
     scores = client.empty((shape.rows, shape.width), "bfloat16")
     fill(scores)
     out = torch.empty(shape.rows, shape.k, dtype=torch.int32, device=scores.device)
+
+    def local() -> None:
+        select_topk(scores, shape.k, out_indices=out)
+
+    with client.plan(scores, shape.k) as plan, on_a_stream():
+        with plan.lane() as lane:
+            found = {"shape": str(shape), "kernel": plan.kernel, "mode": lane.mode, "waits_by": lane.waits_by}
+            found |= _times(lane, local, calls)
+            result = lane()
+            torch.cuda.current_stream().synchronize()
+            _compare(scores, result.indices, out)
+        if found["waits_by"] == "kernel":
+            with plan.lane(waits_by="operations") as lane:
+                found["operations"] = _times(lane, local, calls)
+    return found | {"best_public_us": best_public(shape)}
+
+
+def _times(lane: topkd.Lane, local: Call, calls: int) -> dict[str, Any]:
+    """Measures calls of a lane beside the same kernel in this process, eager, in graphs, and from the host."""
+    import torch
+
     timer = Timer()
-    with client.plan(scores, shape.k) as plan, plan.lane() as lane, on_a_stream():
-
-        def local() -> None:
-            select_topk(scores, shape.k, out_indices=out)
-
-        result = lane()
-        local()
-        torch.cuda.current_stream().synchronize()
-        lane.check()
-        alone = timer.graph(local)
-        kinds = {
-            "lane": lambda count: timer.eager(lane, count),
-            "local": lambda count: timer.eager(alone.replay, count),
-            "nothing": lambda count: timer.eager(lambda: None, count),
-        }
-        eager = timer.in_turns(kinds, calls)
-        graphs = {
-            name: timer.graph(call, CALLS_OF_A_GRAPH, between=True)
-            for name, call in (("lane", lane), ("local", local), ("nothing", lambda: None))
-        }
-        replays = max(calls // CALLS_OF_A_GRAPH, 20)
-        replayed = {name: np.array(timer.replays(graph, replays)) for name, graph in graphs.items()}
-        host = from_host(lane, calls)
-        lane.check()
-        _compare(scores, result.indices, out)
+    lane()
+    local()
+    torch.cuda.current_stream().synchronize()
+    lane.check()
+    alone = timer.graph(local)
+    kinds = {
+        "lane": lambda count: timer.eager(lane, count),
+        "local": lambda count: timer.eager(alone.replay, count),
+        "nothing": lambda count: timer.eager(lambda: None, count),
+    }
+    eager = timer.in_turns(kinds, calls)
+    graphs = {
+        name: timer.graph(call, CALLS_OF_A_GRAPH, between=True)
+        for name, call in (("lane", lane), ("local", local), ("nothing", lambda: None))
+    }
+    replays = max(calls // CALLS_OF_A_GRAPH, 20)
+    replayed = {name: np.array(timer.replays(graph, replays)) for name, graph in graphs.items()}
+    host = from_host(lane, calls)
+    lane.check()
     kernel = float(np.median(replayed["local"]) - np.median(replayed["nothing"]))
     return {
-        "shape": str(shape),
-        "kernel": plan.kernel,
-        "mode": lane.mode,
         "lane_minus_local_us": figures(eager["lane"], float(np.median(eager["local"]))),
         "lane_in_graph_minus_local_us": figures(replayed["lane"], float(np.median(replayed["local"]))),
         "lane_us": round(float(np.median(eager["lane"]) - np.median(eager["nothing"])), 2),
@@ -182,7 +197,6 @@ def measure_cuda(client: topkd.Client, shape: Shape, calls: int) -> dict[str, An
         "kernel_us": round(kernel, 2),
         "host_lane_us": figures(host),
         "host_lane_minus_kernel_us": figures(host, kernel),
-        "best_public_us": best_public(shape),
     }
 
 

@@ -37,6 +37,36 @@ def test_a_lane_calls_its_plan(client: topkd.Client, scores: Any) -> None:
         lane.check()
 
 
+def test_without_a_gpu_no_kernel_waits(client: topkd.Client, scores: Any) -> None:
+    with client.plan(scores, 1) as plan:
+        with plan.lane() as lane:
+            assert lane.waits_by == "operations"
+            assert "GPU" in lane.waits_because
+        with plan.lane(waits_by="operations") as lane:
+            assert lane.waits_because == "asked for"
+        with pytest.raises(topkd.RegionError, match=r"no kernel can wait for the lane's calls: .*GPU"):
+            plan.lane(waits_by="kernel")
+        wrong: Any = "magic"
+        with pytest.raises(topkd.ArgumentValueError, match="waits_by is 'magic'"):
+            client.lane(plan, waits_by=wrong)
+
+
+def test_a_call_from_the_host_waits_for_all_that_the_last_answer_stores(client: topkd.Client, scores: Any) -> None:
+    """After calls by kernels, which do not wait for the done word. Here their words are stored in their place."""
+    with client.plan(scores, 1) as plan, plan.lane() as lane:
+        lane.call_host()
+        words, line = lane._words, lane.line
+        assert lane._last_done() == 1
+        words._cells[2 * line * 8 + 2] = 41  # the ticket of such a call
+        assert lane._last_done() == 42
+        assert lane._over(lane._last_done()), "an answer of a polled lane is no echo"
+        words.set_slow(line, 0)
+        for done, over in ((0, False), (1, False), (41, False), (42, True)):
+            words.set_done(line, done)
+            assert lane._over(lane._last_done()) is over
+        words.set_slow(line, 1)
+
+
 def test_a_lane_of_several_plans(client: topkd.Client, scores: Any) -> None:
     with (
         client.plan(scores, 1) as most,

@@ -105,6 +105,18 @@ def test_a_call_that_comes_to_no_end_is_late(guard: Guard, words: Words) -> None
     assert not words.wait_done(LANE, 1, 0.2)
 
 
+def test_a_call_by_a_kernel_is_late_by_its_request_and_reads_why(guard: Guard, words: Words) -> None:
+    words.set_done(LANE, 1)  # which such a call leaves as it is
+    words.set_ready(LANE, 1 << 62)  # the worker's half of the word
+    guard.lane(LANE, 0.3)
+    time.sleep(0.8)
+    assert words.end(LANE) == 0
+    started = time.monotonic()
+    words.set_ready(LANE, 1)
+    until(lambda: words.end(LANE) == _watchdog.LATE, "the call is late")
+    assert time.monotonic() - started > 0.2
+
+
 def test_calls_that_come_through_are_not_late_although_one_is_always_under_way(guard: Guard, words: Words) -> None:
     words.set_done(LANE, 0)  # as it stands at every look
     guard.lane(LANE, 2.0)

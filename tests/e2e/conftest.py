@@ -12,6 +12,8 @@ from typing import Protocol
 import pytest
 
 from tests.e2e.servers import Running
+from topkd import _mps
+from topkd._lane import WaitsBy
 
 
 class Launch(Protocol):
@@ -45,6 +47,23 @@ def launch() -> Iterator[Launch]:
     """A factory of servers that end with the module."""
     with _launching() as start:
         yield start
+
+
+@pytest.fixture(params=["operations", "kernel"])
+def waits_by(request: pytest.FixtureRequest) -> WaitsBy:
+    """What calls of lanes on streams are: each kind that there is here."""
+    kind: WaitsBy = request.param
+    if kind == "kernel" and not under_mps():
+        pytest.skip("kernels that wait need MPS")
+    return kind
+
+
+def under_mps() -> bool:
+    """Says whether this process's CUDA work goes through MPS."""
+    from cuda.bindings import driver
+
+    driver.cuInit(0)
+    return _mps.active(driver, 0)
 
 
 @pytest.fixture(scope="session")

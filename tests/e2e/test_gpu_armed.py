@@ -11,9 +11,10 @@ import pytest
 
 import topkd
 from tests.e2e import processes, scrape
-from tests.e2e.conftest import Launch
+from tests.e2e.conftest import Launch, under_mps
 from tests.e2e.engines import Engine
 from tests.e2e.servers import Running
+from topkd._lane import WaitsBy
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
@@ -58,10 +59,10 @@ class Selection:
 
 
 @pytest.mark.parametrize("kernel", list(SHAPES))
-def test_every_kernel_that_only_enqueues_is_armed(client: topkd.Client, kernel: str) -> None:
+def test_every_kernel_that_only_enqueues_is_armed(client: topkd.Client, kernel: str, waits_by: WaitsBy) -> None:
     selection = Selection(client, kernel)
-    with selection.plan.lane() as lane:
-        assert lane.mode == "armed", lane.reason
+    with selection.plan.lane(waits_by=waits_by) as lane:
+        assert (lane.mode, lane.waits_by) == ("armed", waits_by), (lane.reason, lane.waits_because)
         wrong = torch.zeros((), dtype=torch.int64, device="cuda")
         for _ in range(100):
             selection.renew()
@@ -78,11 +79,47 @@ def test_every_kernel_that_only_enqueues_is_armed(client: topkd.Client, kernel: 
 def test_what_is_not_armed_says_why(client: topkd.Client) -> None:
     selection, other = Selection(client), Selection(client)
     with client.lane(selection.plan, other.plan) as lane:
-        assert lane.mode == "polled"
+        assert (lane.mode, lane.waits_by) == ("polled", "operations")
         assert "one plan" in lane.reason
     with client.plan(selection.scores, 8, kernel="torch", **UNIQUE) as plan, plan.lane() as lane:
         assert lane.mode == "polled"
         assert "torch" in lane.reason
+
+
+def test_by_itself_a_lane_waits_as_costs_least(client: topkd.Client) -> None:
+    selection = Selection(client)
+    with selection.plan.lane() as lane:
+        if under_mps():
+            assert lane.waits_by == "kernel", lane.waits_because
+        else:
+            assert lane.waits_by == "operations"
+            assert "MPS" in lane.waits_because
+            with pytest.raises(topkd.RegionError, match="MPS"):
+                selection.plan.lane(waits_by="kernel")
+
+
+def test_calls_on_a_stream_and_from_the_host_by_turns(client: topkd.Client, waits_by: WaitsBy) -> None:
+    """No answer to a call on a stream passes for that of the call from the host behind it, nor the other way."""
+    selection = Selection(client)
+    with selection.plan.lane(waits_by=waits_by) as lane:
+        copies = torch.empty((64, *selection.best().shape), dtype=torch.int32, device="cuda")
+        graph = captured(lane, copies)
+        for turn in range(200):
+            selection.renew()
+            want = selection.best()
+            if turn % 3:
+                got = lane().indices.clone()
+                torch.cuda.current_stream().synchronize()
+                assert torch.equal(got, want), turn
+            if turn % 20 == 0:
+                graph.replay()
+                torch.cuda.synchronize()
+                assert bool((copies == want).all()), turn
+            selection.renew()
+            want = selection.best()
+            torch.cuda.synchronize()
+            assert torch.equal(lane.call_host(timeout=5).indices, want), turn
+        lane.check()
 
 
 def captured(lane: Any, copies: Any) -> Any:
@@ -95,9 +132,9 @@ def captured(lane: Any, copies: Any) -> Any:
     return graph
 
 
-def test_a_graph_holds_64_calls(client: topkd.Client) -> None:
+def test_a_graph_holds_64_calls(client: topkd.Client, waits_by: WaitsBy) -> None:
     selection = Selection(client)
-    with selection.plan.lane() as lane:
+    with selection.plan.lane(waits_by=waits_by) as lane:
         copies = torch.empty((64, *selection.best().shape), dtype=torch.int32, device="cuda")
         graph = captured(lane, copies)
         for _ in range(5):
@@ -108,10 +145,12 @@ def test_a_graph_holds_64_calls(client: topkd.Client) -> None:
         lane.check()
 
 
-def test_what_lanes_would_hold_up_goes_on_and_no_call_is_lost(own: Running, client: topkd.Client) -> None:
+def test_what_lanes_would_hold_up_goes_on_and_no_call_is_lost(
+    own: Running, client: topkd.Client, waits_by: WaitsBy
+) -> None:
     """Graphs of calls on two streams, while regions come and go, plans are made, and other calls are the first."""
     kept = [Selection(client), Selection(client, "cluster")]
-    lanes = [selection.plan.lane() for selection in kept]
+    lanes = [selection.plan.lane(waits_by=waits_by) for selection in kept]
     assert [lane.mode for lane in lanes] == ["armed"] * 2
     wants = [selection.best() for selection in kept]
     copies = [torch.empty((64, *want.shape), dtype=torch.int32, device="cuda") for want in wants]
@@ -145,14 +184,21 @@ def test_what_lanes_would_hold_up_goes_on_and_no_call_is_lost(own: Running, clie
     assert scrape.total(own.metrics(), "topkd_lane_disarmed_total") > 0
 
 
-def test_a_released_plan_takes_its_lane_out_of_the_stream(client: topkd.Client) -> None:
+def test_a_released_plan_takes_its_lane_out_of_the_stream(client: topkd.Client, waits_by: WaitsBy) -> None:
     selection = Selection(client)
-    with selection.plan.lane() as lane:
+    with selection.plan.lane(waits_by=waits_by) as lane:
         lane.call_host()
+        lane()
+        torch.cuda.synchronize()
         selection.plan.close()
         time.sleep(0.5)
         with pytest.raises(topkd.NotFoundError):
             lane.call_host(timeout=5)
+        for _ in range(3):
+            lane()
+        torch.cuda.synchronize()
+        with pytest.raises(topkd.NotFoundError):
+            lane.check()
 
 
 def test_as_many_lanes_as_may_be_are_armed_and_the_rest_polled(launch: Launch) -> None:

@@ -16,6 +16,7 @@ from tests.client.conftest import halt
 from tests.e2e import processes
 from tests.e2e.conftest import Launch
 from tests.e2e.servers import Running
+from topkd._lane import WaitsBy
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
@@ -34,14 +35,15 @@ def own(launch: Launch) -> Running:
 class Held:
     """A client with a lane, a graph of its calls, and the process that serves it."""
 
-    def __init__(self, own: Running, **options: Any) -> None:
+    def __init__(self, own: Running, waits_by: WaitsBy, **options: Any) -> None:
         own.settle()
         self.client = topkd.Client(own.socket_dir, attach_timeout=60, ready_timeout=10, timeout=60, **options)
         self.client.connect()
         self.worker = processes.listener(self.client._core.session._data_path)  # type: ignore[union-attr]
         self.scores = self.client.empty((ROWS, WIDTH), torch.float32)
         self.plan = self.client.plan(self.scores, K, **UNIQUE)
-        self.lane = self.plan.lane()
+        self.lane = self.plan.lane(waits_by=waits_by)
+        assert (self.lane.mode, self.lane.waits_by) == ("armed", waits_by)
         self.check(self.lane)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
@@ -79,8 +81,8 @@ def killer(pid: int, after: float) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.exclusive
-def test_a_worker_that_dies_during_a_graph_while_the_interpreter_is_held(own: Running) -> None:
-    held = Held(own)
+def test_a_worker_that_dies_during_a_graph_while_the_interpreter_is_held(own: Running, waits_by: WaitsBy) -> None:
+    held = Held(own, waits_by)
     halt(held.worker)  # so that the stream surely waits
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with killer(held.worker, 1.5):
@@ -95,9 +97,9 @@ def test_a_worker_that_dies_during_a_graph_while_the_interpreter_is_held(own: Ru
 
 
 @pytest.mark.parametrize("victim", ["worker", "front"])
-def test_a_death_in_the_middle_of_graphs(launch: Launch, victim: str) -> None:
+def test_a_death_in_the_middle_of_graphs(launch: Launch, victim: str, waits_by: WaitsBy) -> None:
     own = launch("cuda")
-    held = Held(own)
+    held = Held(own, waits_by)
     with killer(held.worker if victim == "worker" else own.pid, 0.2):
         until = time.monotonic() + 10
         while not held.lane.broken:
@@ -112,9 +114,9 @@ def test_a_death_in_the_middle_of_graphs(launch: Launch, victim: str) -> None:
     own.stop()
 
 
-def test_a_worker_that_hangs_breaks_the_lane_after_its_time(own: Running) -> None:
-    held = Held(own)
-    with held.plan.lane(timeout=2.0) as brief:
+def test_a_worker_that_hangs_breaks_the_lane_after_its_time(own: Running, waits_by: WaitsBy) -> None:
+    held = Held(own, waits_by)
+    with held.plan.lane(timeout=2.0, waits_by=waits_by) as brief:
         held.check(brief)
         halt(held.worker)
         started = time.monotonic()
@@ -132,18 +134,18 @@ def test_a_worker_that_hangs_breaks_the_lane_after_its_time(own: Running) -> Non
     assert book is not None
     assert book.wait_for_place(0, 30), "the late call is over: it writes the same outputs"
     held.check(held.lane)
-    with held.plan.lane(timeout=1.0) as again:
+    with held.plan.lane(timeout=1.0, waits_by=waits_by) as again:
         held.check(again)
         time.sleep(1.5)
         held.check(again)
     held.client.close()
 
 
-def test_a_lane_that_is_closed_at_once_makes_its_calls(own: Running) -> None:
-    held = Held(own)
+def test_a_lane_that_is_closed_at_once_makes_its_calls(own: Running, waits_by: WaitsBy) -> None:
+    held = Held(own, waits_by)
     for _ in range(30):
         held.scores.copy_(torch.randperm(held.scores.numel(), device="cuda").view(held.scores.shape))
-        with held.plan.lane() as lane:
+        with held.plan.lane(waits_by=waits_by) as lane:
             torch.cuda._sleep(1_000_000)
             got = lane().indices
         want = torch.topk(held.scores, K).indices.sort(dim=1).values.to(torch.int32)
@@ -157,6 +159,19 @@ def test_a_lane_that_is_closed_at_once_makes_its_calls(own: Running) -> None:
     held.client.close()  # waits for it
     torch.cuda.synchronize()
     assert torch.equal(result.indices, want)
+
+
+def test_a_graph_that_outlives_its_lane_hangs_no_stream(own: Running, waits_by: WaitsBy) -> None:
+    held = Held(own, waits_by)
+    held.lane.close()
+    book = held.client._core.session.lanes  # type: ignore[union-attr]
+    assert book is not None
+    processes.wait_until(lambda: book.given_back == 1, 10, "the lane is closed")
+    ended = torch.cuda.Event()
+    held.graph.replay()
+    ended.record()
+    processes.wait_until(ended.query, 20, "its calls fail one by one")
+    held.client.close()
 
 
 @pytest.fixture(autouse=True)

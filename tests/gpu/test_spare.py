@@ -202,16 +202,16 @@ def test_a_mark_that_is_set_while_kernels_run(family: str, dtype: torch.dtype, r
 def test_an_answer_is_given_unless_the_launch_was_given_up(gate: torch.Tensor) -> None:
     answer = Answer()
     answer.warm(torch.device("cuda"))
-    words = torch.full((5, 8), 7, dtype=torch.int64, pin_memory=True)
+    words = torch.full((7, 8), 7, dtype=torch.int64, pin_memory=True)
     spare = torch.tensor([0, 40], dtype=torch.int64, device="cuda")
-    at = tuple(words[line].data_ptr() for line in range(4))
-    for mark, want in ((0, [0, 1, 41, 41]), (1, [7, 7, 7, 7]), (0, [0, 1, 42, 42])):
+    at = tuple(words[line].data_ptr() for line in range(6))
+    for mark, want in ((0, [0, 8, 41, 41, 7, 7]), (1, [7] * 6), (0, [0, 8, 42, 42, 7, 7])):
         words.fill_(7)
         spare[0] = mark
         answer(spare.data_ptr(), at, spare.device)
         torch.cuda.synchronize()
-        assert words[:4, 0].tolist() == want
-        assert words.sum() == sum(want) + 7 * 36
+        assert words[:6, 0].tolist() == want
+        assert words.sum() == sum(want) + 7 * 50
         assert spare.tolist() == [mark, want[2] if not mark else 41]
 
 

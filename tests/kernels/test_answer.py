@@ -42,11 +42,13 @@ def test_an_answer_is_given_without_a_mark(tmp_path: Path, mark: int, arch: str,
     memory = ptx.GlobalMemory()
     spare = place(memory, torch.tensor([mark, 40]), True)
     memory.readable[spare - memory.BASE :][:16] = True
-    words = [place(memory, torch.tensor([7, 7]), True) for _ in range(4)]
+    words = [place(memory, torch.tensor([7, 7]), True) for _ in range(5)]
+    words.append(place(memory, torch.tensor([3, 7]), True))  # the echo of an earlier call
+    memory.readable[words[4] - memory.BASE :][:8] = True
     run(tmp_path, ("answer_kernel", "Answer", (recent,)), arch, memory, [spare, *words])
     assert memory.get(spare, np.int64, 2).tolist() == [mark, 40 if mark else 41]
-    for word, want in zip(words, (0, 1, 41, 41), strict=True):
-        assert memory.get(word, np.int64, 2).tolist() == [7 if mark else want, 7]
+    for word, want in zip(words, (0, 8, 41, 41, 7, 7), strict=True):
+        assert memory.get(word, np.int64, 2).tolist() == [(3 if word == words[5] else 7) if mark else want, 7]
 
 
 def test_there_is_code_for_the_oldest_and_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

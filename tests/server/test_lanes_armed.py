@@ -66,6 +66,7 @@ class ActedRounds:
             raise CannotArmError("the second plan does more than enqueue")
         self.device, self.words, self.line, self.batch = device, words, line, batch
         self.timed: list[int] = []
+        self.signals = 0
         self.left = 0
         self.marked = False
         self.pushed = False
@@ -179,9 +180,11 @@ class Worker:
         find: Any = self.plans.get
         self.lanes = Lanes(self.theirs, slots, find, [self.armed, self.handed], self.metrics)
 
-    def _open(self, line: int, batch: Any) -> ActedRounds:
+    def _open(self, line: int, signals: int, batch: Any) -> ActedRounds:
         self.device.free()  # capturing does what waits for every stream
-        return ActedRounds(self.device, self.theirs, line, batch)
+        rounds = ActedRounds(self.device, self.theirs, line, batch)
+        rounds.signals = signals
+        return rounds
 
     def call(self, lane: int, timeout: float = 5) -> bool:
         line = FIRST_LANE + lane
@@ -228,6 +231,27 @@ def test_calls_are_answered_and_rounds_put_behind_them(worker: Worker) -> None:
         20 * KEPT * each for each in (3, 600, 24)
     ]
     eventually(lambda: worker.counted("lane_rounds") == 21 * KEPT)
+
+
+def test_kernels_that_wait_are_told_whether_answers_are_echoed(worker: Worker) -> None:
+    opened = [worker.lanes.open(plans, 4096 * plans[0]) for plans in ([11], [12])]
+    lines = [FIRST_LANE + lane.number for lane in opened]
+    assert worker.device.streams[0].signals == 4096 * 11
+    assert [worker.words.slow(line) for line in lines] == [0, 1]
+    with worker.lanes.held():
+        assert worker.words.slow(lines[0]) == 0, "the call is answered later"
+        del worker.plans[11]
+    eventually(lambda: worker.words.slow(lines[0]) == 1)
+    assert worker.handed.lanes, "after that, whoever takes the call"
+    third = worker.lanes.open([11])
+    assert worker.words.slow(FIRST_LANE + third.number) == 1
+
+
+def test_a_closed_lane_echoes_nothing(worker: Worker) -> None:
+    lane = worker.lanes.open([11]).number
+    assert worker.words.slow(FIRST_LANE + lane) == 0
+    worker.lanes.close(lane, 1)
+    assert worker.words.slow(FIRST_LANE + lane) == 1
 
 
 def test_a_round_that_was_timed_is_noted_once(worker: Worker) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from topkd.kernels import CallCode
 from topkd.server._memory_cuda import CudaBackend
 from topkd.server.errors import FieldError, IpcOpenFailedError
 from topkd.v1 import control_pb2, selection_pb2
@@ -80,6 +81,8 @@ def backend(runtime: Runtime) -> Iterator[CudaBackend]:
     made._allocations = {}
     made._reaper = ThreadPoolExecutor(1)
     made.info = control_pb2.Device(uuid=UUID)
+    made._call = made._signals = None
+    made._no_call_because = "no MPS"
     yield made
     assert not any(runtime.opened.values()), "whatever happened, nothing is left open"
     made._reaper.shutdown()
@@ -120,3 +123,23 @@ def test_an_allocation_of_no_known_size_is_closed_with_the_lanes_held(runtime: R
     runtime.known = False
     with pytest.raises(IpcOpenFailedError, match="size is not known"):
         backend.open_cuda_ipc(memory(), runtime.hold)
+
+
+def test_the_memory_where_kernels_wait_is_opened_once_and_checked(runtime: Runtime, backend: Any) -> None:
+    assert backend.open_signals(memory(), runtime.hold) == (0, b"", "", "no MPS")
+    assert not runtime.opened
+    backend._call = CallCode(b"code", "name")
+    for wrong in (memory(size=64), memory(offset=8, size=8192)):
+        with pytest.raises(FieldError, match="bytes at offset"):
+            backend.open_signals(wrong, runtime.hold)
+    assert not any(runtime.opened.values())
+    for _ in range(3):
+        found = backend.open_signals(memory(), runtime.hold)
+        assert (found.address, found.code, found.kernel) == (1 << 32, b"code", "name")
+        assert "MPS" in found.reason
+    assert runtime.opened[1 << 32] == 1
+    other = backend.open_signals(memory(2), runtime.hold)
+    assert (other.address, other.code) == (0, b"")
+    assert "other memory" in other.reason
+    with runtime.hold():
+        backend._signals[1].close()

@@ -123,7 +123,7 @@ def refused(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
 def test_the_page_has_room_for_the_slots_that_the_server_offers(caller: Caller) -> None:
     limits = caller.session.info.info.limits
     assert (limits.max_slots, limits.max_ready_timeout_ms) == (8, 10_000)
-    assert caller.session.info.info.protocol_revision == 4
+    assert caller.session.info.info.protocol_revision == 5
     assert [caller.done(slot) for slot in range(limits.max_slots)] == [0] * 8
 
 

@@ -298,20 +298,28 @@ class ReleasePlanResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class OpenLaneRequest(_message.Message):
-    __slots__ = ("plan_ids",)
+    __slots__ = ("plan_ids", "signals")
     PLAN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SIGNALS_FIELD_NUMBER: _ClassVar[int]
     plan_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, plan_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    signals: CudaIpcMemory
+    def __init__(self, plan_ids: _Optional[_Iterable[int]] = ..., signals: _Optional[_Union[CudaIpcMemory, _Mapping]] = ...) -> None: ...
 
 class OpenLaneResponse(_message.Message):
-    __slots__ = ("lane", "mode", "reason")
+    __slots__ = ("lane", "mode", "reason", "call_code", "call_kernel", "call_reason")
     LANE_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CALL_CODE_FIELD_NUMBER: _ClassVar[int]
+    CALL_KERNEL_FIELD_NUMBER: _ClassVar[int]
+    CALL_REASON_FIELD_NUMBER: _ClassVar[int]
     lane: int
     mode: LaneMode
     reason: str
-    def __init__(self, lane: _Optional[int] = ..., mode: _Optional[_Union[LaneMode, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    call_code: bytes
+    call_kernel: str
+    call_reason: str
+    def __init__(self, lane: _Optional[int] = ..., mode: _Optional[_Union[LaneMode, str]] = ..., reason: _Optional[str] = ..., call_code: _Optional[bytes] = ..., call_kernel: _Optional[str] = ..., call_reason: _Optional[str] = ...) -> None: ...
 
 class CloseLaneRequest(_message.Message):
     __slots__ = ("lane",)
