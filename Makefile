@@ -6,7 +6,7 @@
 #   PYTEST_ARGS  more arguments for pytest
 #   TEST_WORKERS processes that share the tests (default: 2; empty: one after another, as with NOVENV, which may lack pytest-xdist)
 #   GPU_WORKERS  processes that share the GPU tests (needs pytest-xdist; default: one after another)
-#   GPU_PART     exclusive, service or kernels: run only this part of the GPU tests (default: all)
+#   GPU_PART     exclusive, service, kernels or mps: run only this part of the GPU tests (default: all)
 #   JOBS         processes that compile kernels (default: one a core)
 #   SERVICE_ARGS arguments of the service bench (default: everything, about nine minutes on a GPU; --short for a look)
 #   BENCH_ARGS   arguments of the kernel bench (default: all families, kinds of rows and output forms, 300 s)

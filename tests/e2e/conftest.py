@@ -49,7 +49,7 @@ def launch() -> Iterator[Launch]:
         yield start
 
 
-@pytest.fixture(params=["operations", "kernel"])
+@pytest.fixture(params=["operations", pytest.param("kernel", marks=pytest.mark.mps)])
 def waits_by(request: pytest.FixtureRequest) -> WaitsBy:
     """What calls of lanes on streams are: each kind that there is here."""
     kind: WaitsBy = request.param

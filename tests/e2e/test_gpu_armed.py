@@ -86,10 +86,13 @@ def test_what_is_not_armed_says_why(client: topkd.Client) -> None:
         assert "torch" in lane.reason
 
 
-def test_by_itself_a_lane_waits_as_costs_least(client: topkd.Client) -> None:
+@pytest.mark.parametrize("mps", [False, pytest.param(True, marks=pytest.mark.mps)])
+def test_by_itself_a_lane_waits_as_costs_least(client: topkd.Client, mps: bool) -> None:
+    if mps != under_mps():
+        pytest.skip("under MPS, or not")
     selection = Selection(client)
     with selection.plan.lane() as lane:
-        if under_mps():
+        if mps:
             assert lane.waits_by == "kernel", lane.waits_because
         else:
             assert lane.waits_by == "operations"

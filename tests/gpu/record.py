@@ -23,7 +23,8 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,22 +41,28 @@ class Part(NamedTuple):
         arguments: More of its arguments.
         dist: How processes share them, an argument of pytest-xdist; None: they run one after another.
         most: Processes that may share them.
+        mps: They run under MPS, which is started for them.
     """
 
     marks: str
     arguments: tuple[str, ...] = ()
     dist: str | None = None
     most: int = 64
+    mps: bool = False
 
 
 PARTS = {
-    "exclusive": Part("gpu and exclusive and not bench"),
+    "exclusive": Part("gpu and exclusive and not bench and not mps"),
     # A process runs a whole file: its servers start once. It has up to six CUDA contexts by then, with its servers'
     # spares and workers and its engines; without MPS an H200 takes about 36 (2026-12-01).
     "service": Part(
-        "gpu and not exclusive and not bench", tuple(f"--ignore={folder}" for folder in KERNELS), "loadfile", 5
+        "gpu and not exclusive and not bench and not mps",
+        tuple(f"--ignore={folder}" for folder in KERNELS),
+        "loadfile",
+        5,
     ),
-    "kernels": Part("gpu and not exclusive and not bench", KERNELS, "worksteal"),
+    "kernels": Part("gpu and not exclusive and not bench and not mps", KERNELS, "worksteal"),
+    "mps": Part("gpu and mps and not bench", (), "loadfile", 2, mps=True),
 }
 FINISHED = (0, 1)
 """pytest's exit status when all tests have run: all passed, or some failed."""
@@ -189,7 +196,9 @@ def run(folder: Path, arguments: list[str], workers: int | None = None, parts: S
         part = PARTS[name]
         shared = ["-n", str(min(workers, part.most)), "--dist", part.dist] if workers is not None and part.dist else []
         options = ["-m", part.marks, f"--junit-xml={ROOT / junit(name)}", *part.arguments, *shared, *arguments]
-        ended = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=folder, check=False).returncode
+        with environment(part) as variables:
+            command = [sys.executable, "-m", "pytest", *options]
+            ended = subprocess.run(command, cwd=folder, env=variables, check=False).returncode
         status = ended or status
         without_paths(ROOT / junit(name))
         counts, files = read_junit(ROOT / junit(name))
@@ -200,6 +209,21 @@ def run(folder: Path, arguments: list[str], workers: int | None = None, parts: S
         (ROOT / RECORD).write_text(json.dumps(record, indent=2) + "\n")
         print(f"{RECORD}, of {about['name']}: {name}: {', '.join(f'{count} {how}' for how, count in counts.items())}")
     return status
+
+
+@contextmanager
+def environment(part: Part) -> Iterator[dict[str, str] | None]:
+    """Yields the environment of a part's processes: with MPS, or this one's, which is None."""
+    if not part.mps:
+        yield None
+        return
+    sys.path.insert(0, str(ROOT))
+    from tests.bench.mps import with_mps
+
+    with with_mps() as variables:
+        if variables is None:
+            raise SystemExit("record: there is no MPS here")
+        yield variables
 
 
 def kept(root: Path, about: dict[str, Any]) -> dict[str, Any]:

@@ -142,7 +142,8 @@ def test_parts_make_one_record(tree: Path) -> None:
     assert {RAN, PLAIN} <= set(both["sha256"])
     assert record.joined(tree, both, "kernels", again)["counts"] == {"passed": 4, "failed": 2, "skipped": 0}
     assert not both["complete"]
-    whole = record.joined(tree, both, "exclusive", again)
+    assert not record.joined(tree, both, "exclusive", again)["complete"]
+    whole = record.joined(tree, record.joined(tree, both, "exclusive", again), "mps", again)
     assert whole["complete"]
     assert not record.joined(tree, whole, "kernels", done(finished=False))["complete"]  # interrupted
 
@@ -172,7 +173,11 @@ def test_a_part_stays_with_the_files_that_it_is_of(tree: Path, changed: str | No
 
 
 def test_every_test_is_in_one_part() -> None:
-    exclusive, service, kernels = (record.PARTS[name] for name in ("exclusive", "service", "kernels"))
+    exclusive, service, kernels, mps = (record.PARTS[name] for name in ("exclusive", "service", "kernels", "mps"))
+    assert mps.marks == "gpu and mps and not bench"
+    assert mps.mps
+    assert exclusive.marks.endswith("and not mps")
+    assert not mps.arguments
     assert "and exclusive" in exclusive.marks
     assert not exclusive.arguments
     assert service.marks == kernels.marks == exclusive.marks.replace("and exclusive", "and not exclusive")
