@@ -106,9 +106,11 @@ def _lane_lines(lanes: list[Found]) -> Iterator[str]:
         "lane",
         "in graph",
         "host",
+        "in a row",
+        "alone",
         "peer",
     )
-    widths = (24, 15, 7, 7, 10, 7, 11, 7, 8, 7, 7)
+    widths = (24, 15, 7, 7, 10, 7, 11, 7, 8, 7, 8, 7, 7)
     yield "  " + " ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
     for lane in lanes:
         graph = lane.get("lane_in_graph_minus_local_us", {})
@@ -120,6 +122,8 @@ def _lane_lines(lanes: list[Found]) -> Iterator[str]:
             lane.get("lane_us"),
             lane.get("lane_in_graph_us"),
             lane["host_lane_us"]["p50"],
+            lane.get("lane_in_a_row_us"),
+            lane.get("kernel_in_a_row_us"),
             lane.get("best_public_us"),
         )
         cells = (lane["shape"], lane["kernel"], lane["mode"], *("-" if v is None else f"{v:.2f}" for v in values))

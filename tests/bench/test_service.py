@@ -26,6 +26,8 @@ def found(mode: str = "armed") -> dict[str, Any]:
         "lane_in_graph_minus_local_us": {"p50": 6.0, "p99": 7.0},
         "lane_us": 16.0,
         "lane_in_graph_us": 18.0,
+        "lane_in_a_row_us": 13.75,
+        "kernel_in_a_row_us": 8.25,
         "host_lane_us": {"p50": 17.0, "p99": 30.0},
         "host_lane_minus_kernel_us": {"p50": 5.0, "p99": 18.0},
         "best_public_us": 14.9,
@@ -86,7 +88,7 @@ def test_a_record_is_kept_only_if_that_is_asked_for(
 def test_table_and_plot_show_each_mode_and_what_is_not_there() -> None:
     both = {"mps": found(), "no_mps": without_graphs()}
     table = "\n".join(service_report.table(both))
-    for text in ("4.00 (p99 9.00)", "1.15", "14.90", "armed", "polled", "no_mps: soak: wrong 0"):
+    for text in ("4.00 (p99 9.00)", "1.15", "13.75", "8.25", "14.90", "armed", "polled", "no_mps: soak: wrong 0"):
         assert text in table
     graph_line = next(line for line in table.splitlines() if line.startswith("lane_in_graph_minus_local_us"))
     assert graph_line.split()[-1] == "-"
