@@ -29,6 +29,8 @@ _BY_TABLE = "radix_wide"
 """The family that takes tensors of one plan key in one launch, by a table of them, which cannot be captured."""
 _RUNS_BEFORE = 2
 """Runs of a batch call by call before it is worth a capture."""
+_QUICK_NS = 1_000_000
+"""Of a run that may keep the thread that serves: whoever comes meanwhile is told so much later what to do."""
 _MOST_RAN = 4096
 """Kinds of calls that are remembered."""
 
@@ -70,6 +72,7 @@ class Batch:
         warm: whether `Executor.warm` has made its kernels ready.
         runs: how often it has run, up to the capture.
         replays: what runs its calls, each as a whole; empty before the capture, and if it cannot be.
+        quick: whether its last run took little time, wrote all results to regions, and came after the capture.
     """
 
     paths: list[str]
@@ -82,6 +85,7 @@ class Batch:
     warm: bool = False
     runs: int = 0
     replays: Sequence[Callable[[], object]] = ()
+    quick: bool = False
 
     @property
     def branches(self) -> bool:
@@ -154,7 +158,9 @@ class Executor:
             started = time.perf_counter_ns()
             replays = () if lanes and batch.branches else batch.replays
             times = self._backend.run(replays or [_runner(call, done) for call in batch.calls])
-            waited = max(0, time.perf_counter_ns() - started - sum(times))
+            took = time.perf_counter_ns() - started
+            waited = max(0, took - sum(times))
+            batch.quick = took < _QUICK_NS and batch.runs > _RUNS_BEFORE and not batch.inline
             results = self._results(batch, done, times) if batch.inline else self._alike(batch, times)
             self._note_run(batch)
         except ServerError:

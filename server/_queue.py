@@ -90,12 +90,7 @@ class TurnQueue:
             if account.pending >= account.limit:
                 text = f"{account.pending} requests of the session wait or run, as many as may (max_queue)"
                 raise QueueFullError(text, retry_after_ms=RETRY_AFTER_MS)
-            account.pending += 1
-            if account.pending > self._fullest * account.limit:
-                self._fullest = account.pending / account.limit
-            if not self._busy:
-                self._since = time.monotonic()
-                self._busy = True
+            if self._admit(account):
                 return
             waiter = _Waiter(account)
             self._waiters.append(waiter)
@@ -112,6 +107,25 @@ class TurnQueue:
         if not signalled:
             raise DeadlinePassedError("the deadline passed while the request waited; it was not run")
         raise CallCancelledError("cancelled while the request waited; it was not run")
+
+    def take(self, account: Account) -> bool:
+        """Takes the turn if nobody has it and the account may: `leave` must follow then. Does not wait."""
+        with self._mutex:
+            if self._busy or account.closed:
+                return False
+            self._admit(account)
+            return True
+
+    def _admit(self, account: Account) -> bool:
+        """Counts a request; says whether it has the turn, which nobody else has. The mutex is held."""
+        account.pending += 1
+        if account.pending > self._fullest * account.limit:
+            self._fullest = account.pending / account.limit
+        if self._busy:
+            return False
+        self._since = time.monotonic()
+        self._busy = True
+        return True
 
     def _stop_waiting(self, waiter: _Waiter) -> bool:
         """Says whether the waiter has the turn; if not, it leaves the line."""

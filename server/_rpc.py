@@ -4,7 +4,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from topkd._words import FIRST_LANE, Words
 from topkd.v1 import selection_pb2
 
 from ._decode import Decoder
+from ._direct import DirectPool
 from ._execute import Batch, Executor, Request
 from ._lanes import Lanes
 from ._lanes_polled import Polled
@@ -31,6 +31,7 @@ from ._state import Plan, Session, SessionTable
 from ._stream_rpc import Streams
 from ._timeline import Timeline
 from ._tokens import TOKEN_KEY, metadata_value, request_id
+from ._wire import join_results
 from .config import ServerLimits
 from .errors import (
     CallCancelledError,
@@ -82,7 +83,10 @@ class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ign
             if streams:
                 bound = grpc.stream_stream_rpc_method_handler(partial(handler.stream_stream, session))
             else:
-                bound = grpc.unary_unary_rpc_method_handler(partial(handler.unary_unary, session))
+                behavior = partial(handler.unary_unary, session)
+                if hasattr(handler.unary_unary, "direct"):
+                    behavior.direct = partial(handler.unary_unary.direct, session)  # type: ignore[attr-defined]
+                bound = grpc.unary_unary_rpc_method_handler(behavior)
             session.handlers[details.method] = bound
         return bound
 
@@ -137,11 +141,15 @@ class SelectionService:
         handlers: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(self._answer(name, method)) for name, method in methods.items()
         }
+        direct = self._answer("SelectTopK", partial(self.select, entered=True), admitted=True)
+        handlers["SelectTopK"].unary_unary.direct = lambda session, message: (
+            partial(direct, session) if self.take_turn(session, message) else None
+        )
         handlers["SelectTopKStream"] = grpc.stream_stream_rpc_method_handler(self._streams.serve)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _answer(
-        self, method: str, run: Callable[[Session, bytes, Context], bytes]
+        self, method: str, run: Callable[[Session, bytes, Context], bytes], admitted: bool = False
     ) -> Callable[[Session, bytes, Context], bytes]:
         """Wraps a method: counts, times, and turns exceptions into statuses. The interceptor has found the session."""
         seconds: Histogram = self._metrics.request_seconds.labels(method)
@@ -151,7 +159,8 @@ class SelectionService:
         def answer(session: Session, message: bytes, context: Context) -> bytes:
             started = clock()
             try:
-                self.refuse_if_draining()
+                if not admitted:
+                    self.refuse_if_draining()
                 reply = run(session, message, context)
             except Exception as error:  # noqa: BLE001  # every one is answered with a status
                 seconds.observe((clock() - started) * _NS)
@@ -183,10 +192,20 @@ class SelectionService:
             log.error("request_failed", exc_info=error)
         return identity
 
-    def _enter(self, session: Session, context: Context) -> None:
-        """Waits for the turn; the caller is still there when it has it."""
+    def take_turn(self, session: Session, message: bytes) -> bool:
+        """Takes the turn for a SelectTopK that is over soon, if nobody has it; `select` must follow, `entered`.
+
+        Not where there are lanes, whose streams may hold up the driver.
+        """
+        batch = session.batches.get(message)
+        soon = batch is not None and batch.quick and session.lanes is None and not self.draining
+        return soon and self.queue.take(session.account)
+
+    def _enter(self, session: Session, context: Context, entered: bool = False) -> None:
+        """Waits for the turn, unless it was taken before; the caller is still there when it has it."""
         remaining = context.time_remaining()
-        self.queue.enter(session.account, remaining, context.add_callback)
+        if not entered:
+            self.queue.enter(session.account, remaining, context.add_callback)
         if _waited_for(context):
             self._backend.enter_thread()
             return
@@ -195,17 +214,15 @@ class SelectionService:
             raise DeadlinePassedError("the deadline passed before the request ran; it was not run")
         raise CallCancelledError("cancelled before the request ran; it was not run")
 
-    def select(self, session: Session, message: bytes, context: Context) -> bytes:
-        """SelectTopK, and a request of SelectTopKStream."""
-        if message not in session.batches:
+    def select(self, session: Session, message: bytes, context: Context, *, entered: bool = False) -> bytes:
+        """SelectTopK, and a request of SelectTopKStream; `entered` after `take_turn`."""
+        if not entered and message not in session.batches:
             request = _parse(selection_pb2.SelectTopKRequest, message)
             if request.HasField("ordering"):
-                return self._select_ordered(session, request, context).SerializeToString()
-        return self._run(session, message, context, self._prepare_select, selection_pb2.SelectTopKResponse)
+                return self._select_ordered(session, request, context)
+        return self._run(session, message, context, self._prepare_select, entered)
 
-    def _select_ordered(
-        self, session: Session, request: selection_pb2.SelectTopKRequest, context: Context
-    ) -> selection_pb2.SelectTopKResponse:
+    def _select_ordered(self, session: Session, request: selection_pb2.SelectTopKRequest, context: Context) -> bytes:
         """Accepts an ordered SelectTopK."""
         arrived = time.perf_counter_ns()
         ordering = selection_pb2.Ordering()
@@ -230,7 +247,7 @@ class SelectionService:
         except Exception:
             timeline.refuse(ordering)
             raise
-        return selection_pb2.SelectTopKResponse(results=self._executor.accepted(batch), queue_time_ns=waited)
+        return join_results(self._executor.accepted(batch), waited)
 
     def open_timeline(self, words: Words) -> Timeline:
         """Makes the timeline of a session."""
@@ -242,13 +259,18 @@ class SelectionService:
 
     def merge(self, session: Session, message: bytes, context: Context) -> bytes:
         """MergeTopK."""
-        return self._run(session, message, context, self._prepare_merge, selection_pb2.MergeTopKResponse)
+        return self._run(session, message, context, self._prepare_merge)
 
     def _run(
-        self, session: Session, message: bytes, context: Context, prepare: Callable[[Session, bytes], Batch], reply: Any
+        self,
+        session: Session,
+        message: bytes,
+        context: Context,
+        prepare: Callable[[Session, bytes], Batch],
+        entered: bool = False,
     ) -> bytes:
         arrived = time.perf_counter_ns()
-        self._enter(session, context)
+        self._enter(session, context, entered)
         try:
             queued = time.perf_counter_ns() - arrived
             batch = prepare(session, message)
@@ -258,8 +280,7 @@ class SelectionService:
         finally:
             self.queue.leave(session.account)
         self._recorder.batch(queued, batch, times, waited)
-        written: bytes = reply(results=results, queue_time_ns=queued).SerializeToString()
-        return written
+        return join_results(results, queued)
 
     def _capture(self, session: Session, batch: Batch) -> None:
         """Has a batch that comes again replayed as a whole, at a moment at which no stream waits for a word."""
@@ -456,7 +477,7 @@ def make_server(
         ("grpc.so_reuseport", 0),
     ]
     sessions = limits.max_sessions if shared else 1
-    pool = ThreadPoolExecutor(
+    pool = DirectPool(
         (limits.max_queue + limits.max_streams) * sessions + _REFUSING_THREADS, thread_name_prefix="topkd-rpc"
     )
     server = grpc.server(pool, handlers=[service.handler()], interceptors=[interceptor], options=options)

@@ -7,12 +7,14 @@ transport until the one before is answered: flow control holds back who sends ah
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
 from topkd.v1 import selection_pb2
 
+from ._direct import open_messages
 from ._record import Recorder
 from ._state import Session
 from ._wire import join_response, split_request
@@ -78,7 +80,9 @@ class _Service(Protocol):
 
     def refuse_if_draining(self) -> None: ...
 
-    def select(self, session: Session, message: bytes, context: Any) -> bytes: ...
+    def take_turn(self, session: Session, message: bytes) -> bool: ...
+
+    def select(self, session: Session, message: bytes, context: Any, *, entered: bool) -> bytes: ...
 
     def note_failure(self, method: str, error: Exception, context: Any, session: Session) -> str: ...
 
@@ -107,15 +111,24 @@ class Streams:
             self._service.fail(METHOD, error, context, session)
         watch, metadata = _Watch(), context.invocation_metadata()
         self._metrics.streams.inc()
+        answer: Callable[..., Any] = partial(self._answer, session, watch, metadata)
         try:
             if context.add_callback(watch.gone):
-                for message in messages:
-                    yield self._answer(session, message, watch, metadata)
+                direct = open_messages(context, partial(answer, direct=True))
+                if direct is None:
+                    for message in messages:
+                        yield answer(message)
+                else:
+                    for message in direct:
+                        direct.answer(answer(message))
         finally:
             self._metrics.streams.dec()
             session.close_stream()
 
-    def _answer(self, session: Session, message: bytes, watch: _Watch, metadata: Any) -> bytes:
+    def _answer(
+        self, session: Session, watch: _Watch, metadata: Any, message: bytes, direct: bool = False
+    ) -> bytes | None:
+        """Answers a message; if `direct`, only one that is answered without waiting, else returns None."""
         started = time.perf_counter_ns()
         call_id = 0
         call: StreamedCall | None = None
@@ -123,10 +136,15 @@ class Streams:
             try:
                 call_id, request, timeout_ms = split_request(message)
             except DecodeError:
+                if direct:
+                    return None
                 raise FieldError("the message is no SelectTopKStreamRequest", field="SelectTopKStreamRequest") from None
             call = StreamedCall(watch, timeout_ms, metadata)
-            self._service.refuse_if_draining()
-            response = self._service.select(session, request, call)
+            if direct and not self._service.take_turn(session, request):
+                return None
+            if not direct:
+                self._service.refuse_if_draining()
+            response = self._service.select(session, request, call, entered=direct)
         except Exception as error:  # noqa: BLE001  # every one is answered
             identity = self._service.note_failure(METHOD, error, call or StreamedCall(watch, 0, metadata), session)
             answer = selection_pb2.SelectTopKStreamResponse(call_id=call_id, error=to_call_error(error, identity))

@@ -37,6 +37,8 @@ __all__ = ["Worker", "warm_up"]
 
 PUSH_SECONDS = 0.25
 _SAMPLES_PER_PACKET = 200
+_STOP_S = 1.0
+"""That the thread which serves has to end its last call; it does not if the device hangs."""
 
 
 class Worker:
@@ -165,7 +167,8 @@ class Worker:
             self._service.queue.wait_idle(session.account, max(0.0, deadline - time.monotonic()))
             if cause == "drain":
                 session.settle(max(0.0, deadline - time.monotonic()))
-        self._server.stop(max(0.05, min(1.0, deadline - time.monotonic()))).wait()
+        pause = max(0.05, min(1.0, deadline - time.monotonic()))
+        self._server.stop(pause).wait(pause + _STOP_S)
         for session in sessions:
             try:
                 session.close()

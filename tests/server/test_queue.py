@@ -67,6 +67,23 @@ def test_full_account_is_refused_at_once_and_others_are_not() -> None:
     queue.leave(other)
 
 
+def test_the_turn_is_taken_only_where_nobody_has_it() -> None:
+    queue, account, other = TurnQueue(), Account(2), Account(1)
+    assert queue.take(account)
+    assert (account.pending, queue.depth, queue.fullest()) == (1, 1, 1 / 2)
+    assert not queue.take(other)
+    assert other.pending == 0
+    with pytest.raises(DeadlinePassedError):
+        queue.enter(other, timeout=0.01)
+    queue.leave(account)
+    queue.close(other)
+    assert not queue.take(other)
+    assert queue.take(account)
+    queue.leave(account)
+    assert queue.wait_idle(account, 0)
+    assert queue.depth == 0
+
+
 def test_cancellation_wakes_a_waiter() -> None:
     queue, account = TurnQueue(), Account(4)
     queue.enter(account)

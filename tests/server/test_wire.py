@@ -5,8 +5,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from topkd.server._wire import join_response, split_request
-from topkd.v1 import selection_pb2
+from topkd.server._wire import join_response, join_results, split_request
+from topkd.v1 import selection_pb2, tensor_pb2
 
 MOST_64 = (1 << 64) - 1
 MOST_32 = (1 << 32) - 1
@@ -55,3 +55,22 @@ def test_an_answer_is_put_together(call_id: int, results: int, queued: int) -> N
     response = selection_pb2.SelectTopKResponse(results=[result] * results, queue_time_ns=queued)
     answer = selection_pb2.SelectTopKStreamResponse.FromString(join_response(call_id, response.SerializeToString()))
     assert (answer.call_id, answer.WhichOneof("outcome"), answer.response) == (call_id, "response", response)
+
+
+results = st.builds(
+    lambda kernel, time, inline: selection_pb2.SelectionResult(
+        kernel=kernel, device_time_ns=time, indices=tensor_pb2.Tensor(inline_data=inline) if inline else None
+    ),
+    st.sampled_from(["", "cluster", "torch"]),
+    st.integers(0, MOST_64),
+    st.binary(max_size=9),
+)
+
+
+@given(st.lists(st.tuples(results, st.integers(1, 3)), max_size=9), st.integers(0, MOST_64))
+@example([], 0)
+def test_results_are_put_together(runs: list[tuple[selection_pb2.SelectionResult, int]], queued: int) -> None:
+    same = [result for result, times in runs for _ in range(times)]
+    data = join_results(same, queued)
+    for kind in (selection_pb2.SelectTopKResponse, selection_pb2.MergeTopKResponse):
+        assert kind.FromString(data) == kind(results=same, queue_time_ns=queued)
