@@ -169,15 +169,15 @@ def batch_entries(core: Core, selections: Iterable[object]) -> list[Selection | 
         message = f"selections must be a list or another iterable, not {type(selections).__name__}"
         raise ArgumentTypeError(message, argument="selections") from None
     for place, entry in several:
-        if isinstance(entry, Selection):
+        if isinstance(entry, PlanBase):
+            if entry._core is not core:
+                text = f"selections[{place}] is a plan of another client; allowed are selections and plans of this one"
+                raise ArgumentValueError(text, argument="selections", selection=place)
+            entries.append(entry._state)
+        elif isinstance(entry, Selection):
             entries.append(entry)
-            continue
-        name = f"selections[{place}]"
-        if not isinstance(entry, PlanBase):
-            message = f"{name} must be a Selection or a plan of this client, not {type(entry).__name__}"
-            raise ArgumentTypeError(message, argument="selections", selection=place)
-        if entry._core is not core:
-            message = f"{name} is a plan of another client; allowed are selections and plans of this client"
-            raise ArgumentValueError(message, argument="selections", selection=place)
-        entries.append(entry._state)
+        else:
+            kind = type(entry).__name__
+            text = f"selections[{place}] must be a Selection or a plan of this client, not {kind}"
+            raise ArgumentTypeError(text, argument="selections", selection=place)
     return entries

@@ -31,6 +31,7 @@ class Output:
         given_indices: The caller's array to copy them to, if the server could not write there.
         values: As `indices`; None too if no values were asked for.
         given_values: As `given_indices`.
+        in_place: Whether it is known that the server writes all results where the caller wants them.
     """
 
     library: str
@@ -39,6 +40,7 @@ class Output:
     given_indices: View | None
     values: Any
     given_values: View | None
+    in_place: bool = False
 
     def is_there(self, entry: Any) -> bool:
         """Says whether the server has written an entry's results where the caller wants them."""
@@ -49,7 +51,7 @@ class Output:
     def result(self, entry: Any, queue_time: float) -> SelectResult:
         """Reads an entry of the reply."""
         indices, values = self.indices, self.values
-        if not self.is_there(entry):
+        if not self.in_place and not self.is_there(entry):
             indices = self._deliver(indices, self.given_indices, entry, "indices")
             values = self._deliver(values, self.given_values, entry, "values")
         return SelectResult(indices, values, entry.kernel, entry.device_time_ns * 1e-9, queue_time)

@@ -68,7 +68,7 @@ class Prepared:
         if len(results) != len(self.outputs):
             raise ProtocolError(f"the server sent {len(results)} results for {len(self.outputs)} entries")
         entries = list(zip(self.outputs, results, strict=True))
-        if self.stream is None or all(output.is_there(entry) for output, entry in entries):
+        if self.stream is None or all(output.in_place or output.is_there(entry) for output, entry in entries):
             return [output.result(entry, queued) for output, entry in entries]
         import torch
 

@@ -70,13 +70,12 @@ class PlanState:
             ClientClosedError: It is closed.
             TopkdError: What kept it from being restored.
         """
+        bound = self._bound
+        if bound is not None and bound[0] is session and self.broken is None and not self.closed:
+            return bound[1]
         if self.closed:
             raise ClientClosedError("the plan is closed")
-        if self.broken is not None:
-            raise self.broken
-        if self._bound is None or self._bound[0] is not session:
-            raise Stale
-        return self._bound[1]
+        raise self.broken or Stale
 
     def close(self) -> None:
         """Releases the plan in the background. Idempotent."""

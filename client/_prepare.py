@@ -76,12 +76,14 @@ _tensors = operator.attrgetter(*_codec.SELECTION_TENSORS, "out_indices", "out_va
 
 def _request_key(session: Session, selections: Sequence[Selection | PlanState]) -> Any:
     """Returns everything that a request is made from; None if that is not known of one of its entries."""
-    keys = []
+    keys: list[Any] = []
     for selection in selections:
-        key = _key(selection) if isinstance(selection, Selection) else selection.id_in(session)
-        if key is None:
+        if not isinstance(selection, Selection):
+            keys.append(selection.id_in(session))
+        elif (key := _key(selection)) is not None:
+            keys.append(key)
+        else:
             return None
-        keys.append(key)
     return tuple(keys)
 
 
@@ -115,15 +117,18 @@ def _again(
 ) -> Prepared:
     """Returns a request that was prepared before, for the same memory."""
     prepared = Prepared(request)
+    outputs = prepared.outputs
     for selection in selections:
-        if not isinstance(selection, Selection):
-            prepared.note_device(session, selection.selection.input)
-            prepared.outputs.append(selection.output)
-            continue
-        prepared.note_device(session, selection.input)
-        library, host = library_of(selection.input)
-        device = None if host else selection.input.device
-        prepared.outputs.append(Output(library, device, selection.out_indices, None, selection.out_values, None))
+        if isinstance(selection, Selection):
+            given = selection
+            library, host = library_of(given.input)
+            device = None if host else given.input.device
+            outputs.append(Output(library, device, given.out_indices, None, given.out_values, None, in_place=True))
+        else:
+            given = selection.selection
+            outputs.append(selection.output)
+        if prepared.stream is None:
+            prepared.note_device(session, given.input)
     return prepared
 
 
@@ -163,6 +168,7 @@ def _place_outputs(placer: Placer, message: Any, like: Any, indices: Place, valu
             given_indices=indices.given,
             values=values.array if values else None,
             given_values=values.given if values else None,
+            in_place=all(place.tensor is not None and place.given is None for place in (indices, values) if place),
         )
     )
 

@@ -7,7 +7,6 @@ answers but those who wait for one: who waits first reads for the others too, so
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 import time
 import weakref
@@ -19,6 +18,7 @@ from topkd import _flows
 from topkd._base import batch_entries
 from topkd._closing import Closing
 from topkd._status import CallFailedError, Failure
+from topkd._stream_call import open_call
 from topkd._types import Selection, SelectResult
 from topkd.errors import ClientClosedError
 from topkd.v1 import selection_pb2
@@ -48,8 +48,7 @@ class Transport:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._call = session.select_stream(iter(self._outgoing.get, None), metadata=session.metadata)
+        self._call = open_call(session.select_stream, session.metadata)
         self._changed = threading.Condition()
         self._ids = itertools.count(1)
         self._deadlines: dict[int, float] = {}
@@ -71,13 +70,13 @@ class Transport:
             CallFailedError, grpc.RpcError: The stream is broken.
         """
         with self._changed:
-            while len(self._deadlines) - len(self._answers) >= _WINDOW:
+            while len(self._deadlines) - len(self._answers) >= _WINDOW or not self._call.ready:
                 self._take_in()
             self._raise_if_broken()
             number = next(self._ids)
             self._deadlines[number] = time.monotonic() + timeout
             milliseconds = min(max(int(timeout * 1000), 1), 0xFFFFFFFF)
-            self._outgoing.put(
+            self._call.send(
                 selection_pb2.SelectTopKStreamRequest(call_id=number, request=request, timeout_ms=milliseconds)
             )
         return number
@@ -115,18 +114,22 @@ class Transport:
         if self._reading:
             self._changed.wait()
             return
+        self._read()
+
+    def _read(self) -> None:
+        """Reads what comes next; the lock is held, and let go meanwhile."""
         self._reading = True
         self._changed.release()
         answer, error = None, None
         try:
-            answer = next(self._call)
+            answer = self._call.take()
         except (grpc.RpcError, StopIteration) as broken:
             error = broken if isinstance(broken, grpc.RpcError) else _ended("the server ended the stream")
         finally:
             self._changed.acquire()
             self._reading = False
             if error is not None:
-                self._error = self._error or error
+                self._error = self._error or (_closed() if self._ended.is_set() else error)
             if answer is not None and answer.call_id in self._deadlines:
                 self._answers[answer.call_id] = answer
             self._changed.notify_all()
@@ -135,7 +138,7 @@ class Transport:
         if self._error is not None:
             raise self._error
         if self._ended.is_set():
-            raise _ended("the stream is closed")
+            raise _closed()
 
     def _watch(self) -> None:
         """Breaks the stream off when a call is late: a server that hangs must not hang its callers."""
@@ -155,8 +158,10 @@ class Transport:
     def close(self) -> None:
         """Ends the stream; calls under way fail. Idempotent."""
         self._ended.set()
-        self._outgoing.put(None)
         self._call.cancel()
+        with self._changed:
+            while self._error is None and not self._reading:
+                self._read()
 
 
 _CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
@@ -164,6 +169,10 @@ _CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 def _ended(text: str) -> CallFailedError:
     return CallFailedError(Failure("UNAVAILABLE", text))
+
+
+def _closed() -> CallFailedError:
+    return _ended("the stream is closed")
 
 
 class _Step:

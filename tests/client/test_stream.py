@@ -119,6 +119,15 @@ def test_a_closed_stream_takes_no_calls(client: topkd.Client) -> None:
     assert client.select_topk(SCORES, 1).indices.tolist() == [[1]]
 
 
+def test_a_closed_stream_leaves_nothing_of_its_call(client: topkd.Client) -> None:
+    stream = client.stream()
+    stream.submit([topkd.Selection(SCORES, 1)])
+    state = stream._opened[0]._call._state  # type: ignore[attr-defined]
+    assert state.due
+    stream.close()
+    assert not state.due
+
+
 class Deaf:
     """A session whose server never answers."""
 
