@@ -1,8 +1,8 @@
 """The `cluster` family: a thread-block cluster a row, for few long rows of scores.
 
-Host side: what the family serves, which cluster size a launch takes, its variants (five sizes, and what `KINDS` says),
-launching. The kernels and how they work are in `cluster_kernel` (16-bit scores) and `cluster32_kernel` (f32); figures
-are in docs/kernels/cluster.md.
+Host side: what the family serves, which cluster size a launch takes, its variants (up to five sizes, and what `KINDS`
+says), launching. The kernels and how they work are in `cluster_kernel` (16-bit scores) and `cluster32_kernel` (f32);
+figures are in docs/kernels/cluster.md.
 """
 
 import importlib
@@ -39,21 +39,27 @@ MOST_CHOICES = 4096
 SAMPLED = 0
 """A kernel's `path`. Bit 0 lets it count the whole row, to which sampling falls back, at once: for tests."""
 
-KERNELS: dict[torch.dtype, tuple[str, str, str]] = {
-    torch.bfloat16: ("cluster_kernel", "ClusterSelect", "bfloat16"),
-    torch.float16: ("cluster_kernel", "ClusterSelect", "float16"),
-    torch.float32: ("cluster32_kernel", "ClusterSelect32", "float32"),
+KERNELS: dict[torch.dtype, tuple[str, str, str, str]] = {
+    torch.bfloat16: ("cluster_kernel", "ClusterSelect", "ClusterSelect", "bfloat16"),
+    torch.float16: ("cluster_kernel", "ClusterSelect", "ClusterSelect", "float16"),
+    torch.float32: ("cluster32_kernel", "ClusterSelect32", "ClusterSelect32Groups", "float32"),
 }
-"""By dtype of the scores: module and class of the kernel, and the dtype's name among its facts."""
+"""By dtype of the scores: module of the kernel, its class for single scores and for groups, the dtype's name."""
 
 _Kind = tuple[bool, torch.dtype, int, bool]
-"""Largest, dtype of the scores, group, ordered: with the cluster size all that changes the code."""
+"""Largest, dtype of the scores, group, ordered: with the cluster size all that changes the code.
+
+Groups of f32, of any size that is served, have one code, under GROUP."""
 HALVES = (torch.bfloat16, torch.float16)
+GROUP = 8
+GROUPS32 = (4, 8, 16, 32, 64, 128)
+"""Sizes of f32 groups: a vector is of one, and a warp has all vectors of a group."""
 KINDS: tuple[_Kind, ...] = (
     *product((True, False), KERNELS, (1,), (False,)),
     *product((True,), HALVES, (1,), (True,)),
     *product((True, False), (torch.float32,), (1,), (True,)),
-    *product((True,), HALVES, (8,), (False,)),
+    *product((True,), HALVES, (GROUP,), (False,)),
+    *product((True,), (torch.float32,), (GROUP,), (False, True)),
 )
 
 _Shape = tuple[int, int, int, _Kind]
@@ -86,8 +92,9 @@ class ClusterFamily:
 
     def precompile(self, arch: str) -> None:
         """Load or compile all variants for an architecture such as "sm_90a"; needs no GPU and replaces nothing."""
-        for size, kind in product(SIZES, KINDS):
-            self._codes((arch, size, kind))
+        for kind in KINDS:
+            for size in sizes_of(kind):
+                self._codes((arch, size, kind))
 
     def warm(self, request: SelectRequest) -> None:
         """Load or compile the request's variant, and launch it on scores of its own, so that the device has it too."""
@@ -149,6 +156,8 @@ class ClusterFamily:
         launcher = None
         crowded = SCORES_A_CROWDED_CTA if kind[1] in HALVES else SCORES_A_CTA
         for size in sizes(rows, length, processors(index), crowded):
+            if size not in sizes_of(kind):
+                continue
             larger = self._launcher(index, size, kind)
             if rows <= larger.resident:
                 launcher = larger
@@ -161,7 +170,7 @@ class ClusterFamily:
 
     def _smallest(self, index: int, kind: _Kind) -> _Launcher:
         """Return the variant of fewest CTAs that the device can launch; not all have the shared memory for one CTA."""
-        for size in reversed(SIZES):
+        for size in reversed(sizes_of(kind)):
             launcher = self._launcher(index, size, kind)
             if launcher.resident:
                 return launcher
@@ -192,7 +201,8 @@ class ClusterFamily:
 
     def _load(self, variant: tuple[str, int, _Kind]) -> Made:
         arch, size, (largest, dtype, *rest) = variant
-        module, name, fact = KERNELS[dtype]
+        module, single, grouped, fact = KERNELS[dtype]
+        name = single if rest[0] == 1 else grouped
         return load_or_compile(module, name, (size, largest, fact, *rest), arch)
 
 
@@ -213,6 +223,16 @@ def sizes(rows: int, length: int, processors: int, crowded: int = SCORES_A_CROWD
     return [size for size in fitting if size * least(size) <= length]
 
 
+def sizes_of(kind: _Kind) -> tuple[int, ...]:
+    """Return the cluster sizes that a kind has variants of, the largest first.
+
+    An architecture has 120 variants at most, of all families: the smallest in order, which nobody wants of few long
+    rows, go without the largest size.
+    """
+    largest, _, _, ordered = kind
+    return SIZES if largest or not ordered else SIZES[1:]
+
+
 def wants_order(request: SelectRequest) -> bool:
     """Say whether a request's order or ties matter."""
     return request.order != "any" or request.ties != "any"
@@ -220,8 +240,10 @@ def wants_order(request: SelectRequest) -> bool:
 
 def kind_of(request: SelectRequest) -> _Kind:
     """Return what of a request changes the code."""
-    dtype = request.input.dtype
-    return request.largest, dtype, request.group, wants_order(request)
+    dtype, group = request.input.dtype, request.group
+    if group in GROUPS32 and dtype not in HALVES:
+        group = GROUP
+    return request.largest, dtype, group, wants_order(request)
 
 
 def unmet_options(request: SelectRequest) -> str | None:
@@ -230,19 +252,19 @@ def unmet_options(request: SelectRequest) -> str | None:
         return f"cluster serves torch.bfloat16, torch.float16 and torch.float32, input is {request.input.dtype}"
     if request.k > MAX_K:
         return f"cluster serves k <= {MAX_K}, k is {request.k}"
-    if request.group not in (1, 8):
-        return f"cluster serves group=1 and group=8, group is {request.group}"
     if request.pooled:
         return "cluster does not serve pooled=True"
+    if request.group not in (1, GROUP) and request.input.dtype in HALVES:
+        return f"cluster serves group=1 and group={GROUP} of 16-bit scores, group is {request.group}"
+    if request.group not in (1, *GROUPS32):
+        return f"cluster serves group=1 and groups of 4 to 128 of torch.float32, group is {request.group}"
     if request.pin_newest and request.group == 1:
-        return "cluster serves pin_newest=True with group=8 only"
+        return "cluster serves pin_newest=True with groups only"
     if request.drop_neg_inf and request.group == 1:
-        return "cluster serves drop_neg_inf=True with group=8 only"
+        return "cluster serves drop_neg_inf=True with groups only"
     if request.order == "value" and request.k > MAX_K_BY_VALUE:
         return f"cluster serves order='value' with k <= {MAX_K_BY_VALUE}, k is {request.k}"
     if kind_of(request) not in KINDS:
-        if request.group > 1 and request.input.dtype not in HALVES:
-            return f"cluster serves group=8 of 16-bit scores, input is {request.input.dtype}"
         return "cluster serves order and ties of 16-bit scores with largest=True and group=1 only"
     return None
 

@@ -144,7 +144,7 @@ class Emit(Layout):
             step = step + 1
             taken = Uint32(0)
             equal = Uint32(0)
-            for e in cutlass.range_constexpr(4):
+            for e in cutlass.range_constexpr(self.elements):
                 taken = ops.or_if_in_range(taken, keys[e], found.low, span, 1 << e)
                 equal = ops.or_if_equal(equal, keys[e], found.low, 1 << e)
             taken = taken & valid
@@ -173,4 +173,4 @@ class Emit(Layout):
                         place_equal = place_equal + 1
                     else:
                         place_above = place_above + 1
-                    self.write(arguments, cells, row, share, vector * 4 - grid.skew + e, is_tie, place_of)
+                    self.write(arguments, cells, row, share, self.element_of(grid, vector) + e, is_tie, place_of)

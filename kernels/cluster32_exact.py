@@ -48,7 +48,10 @@ class Exact(Bins, Layout):
             own = cops.load_half(reach + (place.rank * BINS + bin_) * 2)
             if bin_ < Int32(BINS - 1):
                 own = own - cops.load_half(reach + (place.rank * BINS + bin_ + 1) * 2)
-            if bin_ > Int32(0) and above + inside == k:  # all of the bin are selected: none is equal to the key below
+            all_ = bin_ > Int32(0) and above + inside == k  # of the bin are selected: none is equal to the key below
+            if const_expr(self.grouped):
+                all_ = all_ and low > Uint32(self.floor)  # whether any is -inf must be known
+            if all_:
                 above = k
                 lower = lower + ties
                 own = Int32(0)
@@ -160,7 +163,7 @@ class Exact(Bins, Layout):
             words = [self.load_vector(grid, v, v < grid.limit) for v in vectors]
             for i in cutlass.range_constexpr(self.vectors):
                 keys, valid = self.keys_of(grid, vectors[i], vectors[i] < grid.limit, words[i])
-                for e in cutlass.range_constexpr(4):
+                for e in cutlass.range_constexpr(self.elements):
                     if (valid & Uint32(1 << e)) != Uint32(0) and keys[e] - found.low <= span:
                         which = self.bin_in(keys[e], found, shift)
                         cute.arch.atomic_add(column + which * COPIES, Int32(1))

@@ -31,13 +31,25 @@ Steps, with the names of the methods:
    marks what is selected of them in a bit map, sums it up and writes.
 7. `emit_by_value` (`cluster_value`), for order "value": as in `cluster_kernel`.
 
+Groups, in `ClusterSelect32Groups` (`cluster32_groups`, `cluster32_groups_emit`): an element is a group of 4 to 128
+scores, a number that the launch says. Vectors begin at the row's first score, so that each is of one group, and a
+warp's segment holds whole groups, which are as many lanes wide as they have vectors. As soon as scores have come, lanes
+reduce them: the best of a vector, then butterflies over the group's lanes, of which the first has the key. From there
+on there is one key a group: nothing is queued, and what passes the cutoff goes from registers into the list, while the
+next vectors are on their way. A sample is a group, or the best of two of up to 8 scores: of single scores as many bytes
+are read. A row that is not aligned to 16 bytes, and a last vector that is not whole, are read score by score, by the
+threads whose they are, and -inf stands where there is no score. The newest group, if it is pinned, is set apart
+(`set_newest_apart`). The dropped ones are the last, whatever the order: if the k-th best is -inf, only those above it
+are selected, and -1s follow (`without_dropped`, `write_rest`); so a bin with -inf in it is looked into even if all of
+it are selected (`narrow`).
+
 Threads. Segments of 32 vectors (128 scores) go round the CTAs of the cluster, then round their warps, then over the
 batches, so that neighbouring large scores are spread over warps and CTAs; for ordered output each CTA has a chunk.
 
-Shared memory, 63 to 96 KiB: list 32 to 80 KiB, 8 bytes an entry, written by all warps (later the copies of the bins
-for `count_row`, the bit maps, or what is sorted) | queues 10 KiB, a part a warp (later bit maps, and the elements that
-are sent to be sorted) | samples 2 KiB and bins of all CTAs 1 KiB a CTA, written by all CTAs of the cluster | bins,
-sums, counters, last keys 4 KiB.
+Shared memory, 51 to 96 KiB: list 32 to 80 KiB, 8 bytes an entry, written by all warps (later the copies of the bins
+for `count_row`, the bit maps, or what is sorted) | queues 10 KiB, a part a warp, none for groups without order (later
+bit maps, and the elements that are sent to be sorted) | samples 2 KiB and bins of all CTAs 1 KiB a CTA, written by all
+CTAs of the cluster | bins, sums, counters, last keys 4 KiB.
 
 Barriers. As in `cluster_kernel`: one of the whole cluster, all CTAs have started; after it only messages, counted at
 an mbarrier of the receiver: samples once an attempt, bins once a count in two buffers, the last keys once. Each CTA
@@ -47,7 +59,8 @@ sent after the bins of the first came, and these are sent after the samples of t
 Cost. One launch, no scratch memory. Bytes: the row once, and 32 KiB of it as a sample (4.3 TB/s on an H200: 0.12 us for
 131,072 scores, 250 us for 256 x 1,048,576).
 
-Limits. sm_90 and up; f32, single members; k <= 4,096, for order "value" 2,048; rows of any length and alignment.
+Limits. sm_90 and up; f32, single members or the largest of groups of 4 and more; k <= 4,096, for order "value" 2,048;
+rows of any length and alignment.
 
 Source: `cluster_kernel` and what it names.
 """
@@ -64,6 +77,8 @@ from ._cute_flags import ORDER_VALUE, TIES_HIGHEST
 from ._cute_rows import SelectArguments, find_cells, has
 from .cluster32_exact import Exact
 from .cluster32_filter import Filter
+from .cluster32_groups import Groups
+from .cluster32_groups_emit import GroupsEmit
 from .cluster32_layout import LAST, TOP, UNSAMPLED, Place, Range
 from .cluster32_order import Order
 from .cluster32_sample import Sample
@@ -112,11 +127,20 @@ class ClusterSelect32(Sample, Filter, Exact, Order):
         shared = self.start(place)
         cute.arch.griddepcontrol_wait()
         row = self.find_window(arguments, row_index)
+        given, window = arguments, row
+        if const_expr(self.grouped):
+            arguments, row = self.set_newest_apart(arguments, row)
+            k = arguments.k
         by_value = Boolean(False)
         worst = Uint32(0)
         if const_expr(self.ordered):
             by_value = has(arguments.flags, ORDER_VALUE)
-        if row.count <= k:
+        written = row.count
+        short = row.count <= k
+        if const_expr(self.grouped):
+            short = self.is_short(arguments, row)
+            k = cutlass.min(k, row.count)
+        if short:
             self.meet()
             cute.arch.griddepcontrol_launch_dependents()
             if not by_value:
@@ -127,7 +151,7 @@ class ClusterSelect32(Sample, Filter, Exact, Order):
             if (path & Int32(DIRECT)) != Int32(0):
                 attempt = Int32(SAMPLED_TWICE)
             filtering = attempt == Int32(0)
-            low = Uint32(0)
+            low = Uint32(self.floor)
             passes = Int32(0)
             found = keys_from(low)
             while not found.settled and passes < Int32(12):
@@ -165,6 +189,9 @@ class ClusterSelect32(Sample, Filter, Exact, Order):
             direct = attempt == Int32(SAMPLED_TWICE)
             unlisted = direct or found.low == low  # keys equal to the cutoff are in no list
             worst = found.low
+            if const_expr(self.grouped):
+                arguments = self.without_dropped(arguments, row, found)
+                written = arguments.k
             if const_expr(self.ordered):
                 self.emit_in_order(arguments, row_index, row, shared, place, grid, found, direct, unlisted)
             else:
@@ -176,3 +203,12 @@ class ClusterSelect32(Sample, Filter, Exact, Order):
         if const_expr(self.ordered):
             if by_value and place.rank == Int32(0):
                 self.emit_by_value(arguments, row_index, row, shared, place, worst)
+        if const_expr(self.grouped):
+            if not by_value:
+                self.write_rest(given, row_index, window, place, row.pinned, written)
+            elif row.pinned > Int32(0) and place.rank == Int32(0) and tid == Int32(0):
+                self.write_newest(given, self.cells_of(given, row_index), window, Int32(0))
+
+
+class ClusterSelect32Groups(Groups, GroupsEmit, ClusterSelect32):
+    """The kernel for one cluster size, ordered or not; the largest of groups of f32 scores, of 4 to 128 each."""

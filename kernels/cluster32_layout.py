@@ -96,6 +96,10 @@ class Range(NamedTuple):
 class Layout:
     """Compile-time facts of a variant, and what depends on them alone."""
 
+    grouped = False
+    elements = 4  # of a vector
+    floor = 0  # the cutoff of a row that is not sampled: no key is below
+
     def __init__(self, cluster: int, largest: bool = True, dtype: str = ops.F32, group: int = 1, ordered: bool = False):
         self.cluster = cluster
         self.largest = largest
@@ -108,8 +112,8 @@ class Layout:
         self.capacity = {1: 10176, 2: 5952, 16: 4096}.get(cluster, 5120)
         self.depth = 32 * (VECTORS + 1)
         self.samplers = SAMPLES // 32 // cluster  # warps of a CTA that take samples, one a lane
-        if dtype != ops.F32 or group != 1:
-            raise ValueError(f"elements are single scores of {ops.F32}, not {group} of {dtype}")
+        if dtype != ops.F32 or (group > 1) != self.grouped:
+            raise ValueError(f"{type(self).__name__} does not select groups of {group} scores of {dtype}")
 
     @property
     def shared_bytes(self) -> int:
@@ -257,6 +261,10 @@ class Layout:
     def is_part(self, grid: Grid, vector: Int32) -> Boolean:
         """Whether a vector reaches outside the row."""
         return vector == grid.first_part or vector == grid.last_part
+
+    def element_of(self, grid: Grid, vector: Int32) -> Int32:
+        """The first element of a vector."""
+        return vector * 4 - grid.skew
 
     @cute.jit
     def load_vector(self, grid: Grid, vector: Int32, wanted: Boolean):

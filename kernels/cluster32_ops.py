@@ -6,9 +6,15 @@ of +0.0, every NaN the same, the best one if the largest are selected, else the 
 
 # mypy: ignore-errors
 
-from cutlass import Int32, Uint32
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint32
+from cutlass.cutlass_dsl import dsl_user_op
 
 from . import _cute_ops as ops
+
+NEG_INF_KEY = 0x007FFFFF
+"""Of -inf, where the largest are selected: no score has a lower one."""
+NEG_INF = ops.NEG_INF_WORD[ops.F32]
 
 
 def key_of(score: Uint32, largest: bool) -> Uint32:
@@ -32,6 +38,19 @@ def best_key(words, largest: bool) -> Uint32:
     """The best key of a vector of four scores."""
     best = better(better(words[0], words[1], largest), better(words[2], words[3], largest), largest)
     return key_of(best, largest)
+
+
+@dsl_user_op
+def load_scores(address: Int64, count: Int32, *, loc=None, ip=None) -> tuple[Uint32, ...]:
+    """The first `count` of four scores, one by one, and -inf for the others; no branch."""
+    words = "abcd"
+    ptx = "{ .reg .pred p, q, r, s; .reg .b32 a, b, c, d; "
+    for i, (word, predicate) in enumerate(zip(words, "pqrs", strict=True)):
+        ptx += f"setp.gt.s32 {predicate}, {{$r1}}, {i}; mov.b32 {word}, {NEG_INF:#x}; "
+    for i, (word, predicate) in enumerate(zip(words, "pqrs", strict=True)):
+        ptx += f"@{predicate} ld.global.b32 {word}, [{{$r0}}+{4 * i}]; "
+    ptx += " ".join(f"mov.b32 {{$w{i}}}, {word};" for i, word in enumerate(words)) + " }"
+    return cute.arch.inline_ptx(ptx, write_only_types=[Uint32] * 4, read_only_args=[address, count], loc=loc, ip=ip)
 
 
 def count_not_below(count: Int32, value: Uint32, pivot: Uint32) -> Int32:

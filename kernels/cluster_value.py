@@ -72,7 +72,11 @@ class ByValue(Sort):
             element = Int32(-1)
             if position < count:
                 element = Int32(cops.load_word(entries + position * 8))
-            self.write_cell(arguments, cells, row, position, element)
+            self.write_sorted(arguments, cells, row, position, element, entries + position * 8, worst)
+
+    def write_sorted(self, arguments, cells, row, position: Int32, element: Int32, entry: Int32, worst: Uint32):
+        """Writes an element, or -1, into its cell; `entry` is the address of its entry, if there is one."""
+        self.write_cell(arguments, cells, row, position, element)
 
     @cute.jit
     def fetch_keys(self, row, entries: Int32, places: Int32, count: Int32, facts):

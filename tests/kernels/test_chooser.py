@@ -348,6 +348,15 @@ def test_explain_of_a_kind_of_device_that_is_not_here() -> None:
     assert explain(1, 9, 2, device="cpu").decision.family == "torch"
 
 
+@pytest.mark.parametrize("group", [4, 8, 128])
+@pytest.mark.parametrize("form", [{}, {"order": "index", "ties": "lowest", "pin_newest": True}])
+def test_long_rows_of_float32_groups_are_for_clusters(group: int, form: dict[str, Any]) -> None:
+    """What the table that ships measured of others keeps nothing from them."""
+    for rows, width in ((1, 131_072), (256, 131_072), (64, 1_048_576)):
+        options: dict[str, Any] = {"dtype": torch.float32, "group": group, "device": "h200", **form}
+        assert explain(rows, width, 512, **options).decision.family == "cluster"
+
+
 def test_explain_checks_like_a_call() -> None:
     with pytest.raises(kernels.ArgumentValueError, match="group"):
         explain(1, 9, 2, device="h200", group=3)

@@ -24,7 +24,7 @@ from tests.kernels.emulated_memory import Placed
 from topkd.kernels import TopKResult, validate_select
 from topkd.kernels._cute_compile import compile_kernel, installed
 from topkd.kernels._family import Job
-from topkd.kernels.cluster import KERNELS, kind_of, unmet_options
+from topkd.kernels.cluster import GROUPS32, KERNELS, kind_of, unmet_options
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="needs nvidia-cutlass-dsl"),
@@ -397,7 +397,7 @@ class Emulated:
         return job.result
 
     def _kernel(self, largest: bool, dtype: torch.dtype, *rest: Any) -> tuple[ptx.Kernel, int]:
-        kind = (largest, KERNELS[dtype][2], *rest)
+        kind = (largest, KERNELS[dtype][-1], *rest)
         if kind not in self.kernels:
             from topkd.kernels.cluster_kernel import ClusterSelect
 
@@ -587,7 +587,12 @@ def test_what_is_not_served_is_named() -> None:
     assert unmet_options(validate_select(x, 2)) is None
     for name, value in {"group": 2, "pin_newest": True, "drop_neg_inf": True}.items():
         assert name in str(unmet_options(validate_select(x, 2, **{name: value})))
-    assert "group" in str(unmet_options(validate_select(x.float(), 2, group=8)))
+    assert "16-bit" in str(unmet_options(validate_select(x, 2, group=16)))
+    assert "4 to 128" in str(unmet_options(validate_select(x.float(), 2, group=2)))
+    assert "order" in str(unmet_options(validate_select(x, 2, group=8, order="index")))
+    for group in GROUPS32:
+        options: dict[str, Any] = {"group": group, "pin_newest": True, "order": "value", "ties": "highest"}
+        assert unmet_options(validate_select(x.float(), 2, **options)) is None
     assert unmet_options(validate_select(x.float(), 2, order="index", ties="lowest")) is None
     assert unmet_options(validate_select(x, 2048, order="value")) is None
     assert "value" in str(unmet_options(validate_select(x.float(), 2049, order="value")))

@@ -15,11 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import decode
-from topkd.kernels import _cute_launch, validate_select
+from topkd.kernels import _cute_launch, cluster, validate_select
 from topkd.kernels._cute_flags import TIES_HIGHEST
 from topkd.kernels._cute_launch import FLAGS, is_plain, launch_arguments
 from topkd.kernels._family import Job
-from topkd.kernels.cluster import SIZES, ClusterFamily, sizes
+from topkd.kernels.cluster import (
+    GROUPS32,
+    KINDS,
+    SIZES,
+    ClusterFamily,
+    kind_of,
+    sizes,
+    sizes_of,
+    unmet_options,
+)
 
 Array = np.ndarray
 
@@ -290,6 +299,39 @@ def test_the_highest_of_ties_are_asked_for(monkeypatch: pytest.MonkeyPatch, dtyp
     job = Job(validate_select(torch.zeros((2, 600), dtype=dtype), 1, ties="highest"), torch.zeros(2, 1).int(), None)
     family._launch(job, 0, dependent=False)
     assert calls[0][FLAGS] & TIES_HIGHEST
+
+
+def test_no_kind_is_launched_in_a_size_that_it_has_no_variant_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "processors", lambda _: 132)
+    assert sum(len(sizes_of(kind)) for kind in KINDS) <= 69
+    for kind in KINDS:
+        family, asked = ClusterFamily(), []
+
+        def launcher(_: int, size: int, kind: Any, asked: list[int] = asked) -> Any:
+            asked.append(size)
+            return cluster._Launcher(lambda: None, 0 if size > 1 else 264)
+
+        monkeypatch.setattr(family, "_launcher", launcher)
+        family._choose((0, 1, 1 << 20, kind))
+        assert asked == list(sizes_of(kind))
+        largest, _, _, ordered = kind
+        assert (16 in asked) == (largest or not ordered)
+
+
+def test_sizes_of_groups_share_a_variant_where_the_code_is_the_same() -> None:
+    def kind(dtype: torch.dtype, **options: Any) -> Any:
+        request = validate_select(torch.zeros((2, 600), dtype=dtype), 1, **options)
+        assert unmet_options(request) is None
+        assert kind_of(request) in KINDS
+        return kind_of(request)
+
+    assert len({kind(torch.float32, group=group) for group in GROUPS32}) == 1
+    assert len({kind(torch.float32, group=group, ties="lowest") for group in GROUPS32}) == 1
+    kinds = {kind(torch.float32), kind(torch.float32, group=8), kind(torch.float32, group=8, order="index")}
+    assert len({*kinds, kind(torch.bfloat16), kind(torch.bfloat16, group=8)}) == 5
+    for group in (2, 4, 128):
+        request = validate_select(torch.zeros((2, 600), dtype=torch.float16), 1, group=group)
+        assert "group" in str(unmet_options(request))
 
 
 @pytest.mark.parametrize(
