@@ -8,7 +8,7 @@ from cutlass import Boolean, Int32, Uint32, Uint64, const_expr
 
 from . import cluster32_ops as kops
 from . import cluster_ops as cops
-from .cluster32_layout import COPIES, Grid, Layout, Place, Range, Shared
+from .cluster32_layout import COPIES, LAST, TOP, Grid, Layout, Place, Range, Shared
 from .cluster_bins import BINS, Bins
 
 
@@ -85,44 +85,58 @@ class Exact(Bins, Layout):
             cute.arch.sync_threads()
         else:
             cute.arch.mbarrier_wait(barrier, 0)
-        key = Uint32(0)
-        if place.lane < found.inside:
-            key = shared.sLast[place.lane]
-        wanted = k - found.above
-        better = Int32(0)
-        equal = Int32(0)
-        for first in cutlass.range(0, found.inside, 8, unroll=1):
-            others = [*cops.load_four(last + first * 4), *cops.load_four(last + first * 4 + 16)]
-            for other in others:
-                better = kops.count_above(better, other, key)
-                equal = kops.count_equal(equal, other, key)
-        low = Uint32(0)
-        if place.lane < found.inside and better < wanted and wanted <= better + equal:
-            low = key
-        low = cute.arch.warp_redux_sync(low, "max")
-        inside = place.lane < found.inside
-        above = cute.arch.vote_ballot_sync(inside and key > low)
-        equals = cute.arch.vote_ballot_sync(inside and key == low)
-        before = self.lowest_bits(found.ties)
-        own = self.lowest_bits(found.ties + found.own) & ~before
-        return Range(
-            low,
-            low,
-            found.above + cute.arch.popc(above),
-            found.lower + cute.arch.popc(above & before),
-            cute.arch.popc(equals & before),
-            cute.arch.popc(equals & own),
-            cute.arch.popc(equals),
-            Boolean(True),
-        )
+        if place.warp < Int32(LAST // 32):
+            best = self.last_best(shared, place, found, k - found.above)
+            if place.lane == Int32(0):
+                shared.sPivot[place.warp] = best
+        cute.arch.sync_threads()
+        a, b, c, d = cops.load_four(Int32(shared.sPivot.iterator.toint()))
+        low = cutlass.min(cutlass.min(a, b), cutlass.min(c, d))
+        above = Int32(0)
+        lower = Int32(0)
+        ties = Int32(0)
+        own = Int32(0)
+        equals = Int32(0)
+        for first in cutlass.range(0, found.inside, 32, unroll=1):
+            at = first + place.lane
+            key = Uint32(0)
+            if at < found.inside:
+                key = shared.sLast[at]
+            better = cute.arch.vote_ballot_sync(at < found.inside and key > low)
+            equal = cute.arch.vote_ballot_sync(at < found.inside and key == low)
+            before = self.lowest_bits(found.ties - first)
+            upto = self.lowest_bits(found.ties + found.own - first)
+            above = above + cute.arch.popc(better)
+            lower = lower + cute.arch.popc(better & before)
+            ties = ties + cute.arch.popc(equal & before)
+            own = own + cute.arch.popc(equal & upto)
+            equals = equals + cute.arch.popc(equal)
+        return Range(low, low, found.above + above, found.lower + lower, ties, own - ties, equals, Boolean(True))
 
     @cute.jit
     def lowest_bits(self, count: Int32) -> Int32:
-        """The lowest of 32 bits."""
+        """The lowest of 32 bits; none of a count below 0, all of one above 32."""
+        count = cutlass.max(count, Int32(0))
         bits = Int32(-1)
         if count < Int32(32):
             bits = (Int32(1) << count) - 1
         return bits
+
+    @cute.jit
+    def last_best(self, shared: Shared, place: Place, found: Range, wanted: Int32) -> Uint32:
+        """The worst of this warp's share of the last keys that are among the best `wanted`; TOP if none is."""
+        best = Uint32(TOP)
+        if place.warp * 32 < found.inside:
+            key = shared.sLast[place.tid]
+            better = Int32(0)
+            for first in cutlass.range(0, found.inside, 8, unroll=1):
+                address = Int32(shared.sLast.iterator.toint()) + first * 4
+                for other in (*cops.load_four(address), *cops.load_four(address + 16)):
+                    better = kops.count_above(better, other, key)
+            if place.tid < found.inside and better < wanted:
+                best = key
+            best = cute.arch.warp_redux_sync(best, "min")
+        return best
 
     @cute.jit
     def bin_in(self, key: Uint32, found: Range, shift: Int32) -> Int32:

@@ -2,7 +2,7 @@
 
 Idea. As in `cluster_kernel`: a cutoff found from a sample lets through k and some more keys, which alone are looked at
 closely, and counted, so that no sample and no buffer is a bound on correctness. A 32-bit key (`cluster32_ops`) needs
-more care behind the filter: 256 bins seldom leave one key in the k-th best's, but mostly a few. These few, at most 32,
+more care behind the filter: 256 bins seldom leave one key in the k-th best's, but mostly a few. These few, at most 128,
 every CTA sends to every other, and each finds the k-th best among them by comparing all with all.
 
 Steps, with the names of the methods:
@@ -12,12 +12,13 @@ Steps, with the names of the methods:
 2. `load_sample`, `load_batch`: 2,048 vectors (512 where k is not small against the row) from everywhere in the row,
    four neighbours at a time, which is what memory reads in one go, each in a stratum of its own; behind them, without
    waiting, each thread's first 4 vectors. Rows of up to 4,096 scores are not sampled: all of them are listed.
-3. `send_sample`, `find_cutoff`: 512 samples, each the best of 16 scores (of 4, of 1) of as many vectors, so that
-   neighbours count in different samples. They go to every CTA, which finds the cutoff by itself: 32 pivots, each the
-   best of a few samples so that they crowd around the wanted rank; every sample is compared with every pivot; the
-   cutoff is the best pivot with enough samples at or above it. "Enough" is the k-th best's expected rank, 3 more, and
-   4.5 standard deviations, or, where scores are like their neighbours, 3 deviations as the samples themselves show them
-   (`slack`): the samples are 32 blocks of 16 that may hold neighbours, and their counts at a pivot differ the more.
+3. `send_sample`, `find_cutoff`: 512 samples, each the best of 16 scores (of 4, of 1) of as many vectors, of another
+   place in each, so that neighbours count in different samples. They go to every CTA, which finds the cutoff by itself:
+   32 pivots, each the best of a few samples so that they crowd around the wanted rank; every sample is compared with
+   every pivot; the cutoff is the best pivot with enough samples at or above it. "Enough" is the k-th best's expected
+   rank, 3 more, and 4.5 standard deviations, or, where scores are like their neighbours, 3.25 deviations as the samples
+   themselves show them (`slack`): the samples are 32 blocks of 16 that may hold neighbours, and their counts at a pivot
+   differ the more. If no pivot has as many, the worst one that has 4.5 deviations more is taken.
 4. `filter_row`, `drain`: vectors whose best key is above the cutoff go into a queue of their warp; it is unpacked 32
    vectors at a time, a vector a lane. Keys above the cutoff are put into the CTA's list and counted in bins. Keys equal
    to it are only counted: a row of equal scores costs neither atomics nor list entries. A full list ends the filter.

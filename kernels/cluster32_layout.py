@@ -19,13 +19,13 @@ PIVOTS = 32
 SAMPLES = 512
 BLOCK = 16  # samples that may have neighbouring scores
 DEVIATIONS = 4.5
-ALIKE = 3.0
+ALIKE = 3.25
 SPARSE = 1 << 31  # elements to select, times scores of the row
 VECTORS = 4  # of a thread in a batch
 FEW = 4  # scores of a sample where k is not small against the row
 MANY = 16  # scores of a sample where it is
 AHEAD = 4  # vectors of a thread on their way where a row is read for output
-LAST = 32  # keys among which the k-th best is looked for one by one
+LAST = 128  # keys among which the k-th best is looked for one by one: at most four warps'
 UNSAMPLED = 4096  # rows of no more scores are listed whole
 TOP = 0xFFFFFFFF
 

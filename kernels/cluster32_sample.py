@@ -142,6 +142,12 @@ class Sample(Layout):
         if count >= expected + slack:
             low = pivot
         low = cute.arch.warp_redux_sync(low, "max")
+        if low == Uint32(0):  # sorted rows look all alike, but the samples' strata leave little to chance
+            safest = Uint32(TOP)
+            if count >= aim:
+                safest = pivot
+            low = cute.arch.warp_redux_sync(safest, "min") + Uint32(1)
+            low = low - Uint32(low != Uint32(0))  # 0 if there is none
         high = Uint32(TOP)
         if count <= expected - slack:
             high = pivot
@@ -171,14 +177,16 @@ class Sample(Layout):
     def send_sample(self, shared: Shared, place: Place, members: Int32, loaded):
         """Puts this warp's samples into the shared memory of every CTA.
 
-        The four lanes of a quad have four samples: sample e is the best of their scores in place e of their vectors,
-        so that neighbouring scores, which may be alike, count in different samples.
+        The four lanes of a quad have four samples. A sample is the best of a score of each of their vectors, so that
+        neighbouring scores, which may be alike, count in different samples; of another place in each lane's, so that
+        all samples see scores that stand at one place of all vectors.
         """
         best = list(loaded[0])
         if members > Int32(1):
             if members > Int32(FEW):
                 for j in cutlass.range_constexpr(1, 4):
                     best = [kops.better(a, b, self.largest) for a, b in zip(best, loaded[j], strict=True)]
+            best = self.turned(best, place.lane)
             for step in cutlass.range_constexpr(2):
                 others = [cute.arch.shuffle_sync_bfly(one, 1 << step) for one in best]
                 best = [kops.better(a, b, self.largest) for a, b in zip(best, others, strict=True)]
@@ -196,3 +204,13 @@ class Sample(Layout):
                 peer = (place.lane & 3) + turn * 4
                 if peer < Int32(self.cluster):
                     cops.send(address, barrier, peer, keys)
+
+    @cute.jit
+    def turned(self, words, lane: Int32):
+        """Four words, from the one on that the lane's place in its quad says."""
+        a, b, c, d = words
+        if (lane & 2) != Int32(0):
+            a, b, c, d = c, d, a, b
+        if (lane & 1) != Int32(0):
+            a, b, c, d = b, c, d, a
+        return [a, b, c, d]

@@ -121,3 +121,19 @@ FILLS: dict[str, Fill] = {
 def fill(kind: str, dtype: str, seed: int, size: int) -> Array:
     """`size` bit patterns of a class; the same seed gives the same patterns."""
     return FILLS[kind](dtype, np.random.default_rng(seed), size)
+
+
+def crowded(dtype: str, seed: int, size: int, k: int, crowd: int, *, equal: bool) -> Array:
+    """Scores of which `crowd` lie within 2 ** 16 patterns, or are equal, at the k-th place, and none other near them.
+
+    A `crowd // 2` of them is selected; the others are spread over [2, 4), the best, and over (0, 1).
+    """
+    rng = np.random.default_rng(seed)
+    layout = FORMATS[dtype]
+    one = ((1 << (layout.exponent - 1)) - 1) << layout.fraction
+    bits = rng.integers(0, one, size)
+    places = rng.permutation(size)[: k + crowd]
+    bits[places[:k]] = one + (1 << layout.fraction) + rng.integers(0, 1 << layout.fraction, k)
+    near = places[k - crowd // 2 :][:crowd]
+    bits[near] = one + (1 << (layout.fraction - 1)) + (0 if equal else rng.integers(0, min(1 << 16, one), crowd))
+    return _cast(dtype, bits)

@@ -11,7 +11,8 @@ import torch
 from tests.case import Case
 from tests.conformance.backends import Backend, InProcess
 from tests.conformance.directed import directed, rows_of
-from tests.patterns import FILLS
+from tests.data import indexer_rows
+from tests.patterns import FILLS, crowded
 from topkd.kernels import select_topk, supports, validate_select
 from topkd.kernels._family import Job
 from topkd.kernels._reference import best_keys, is_selection, rank_keys, selected
@@ -109,6 +110,42 @@ def test_every_cluster_size(size: int) -> None:
                 family.run([Job(request, indices, None)] * 3, dependent=dependent)
                 torch.cuda.synchronize()
                 judge(scores, 2048, indices, order, ties)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_crowds_at_the_kth_place(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Around the number of keys that are looked at one by one."""
+    family = ClusterFamily()
+    launchers = {ordered: family._launcher(0, size, (True, torch.float32, 1, ordered)) for ordered in (False, True)}
+    if any(launcher.resident == 0 for launcher in launchers.values()):
+        pytest.skip(f"the device holds no cluster of {size}")
+    monkeypatch.setattr(family, "_choose", lambda shape: launchers[shape[-1][-1]].function)
+    for crowd in (2, 31, 32, 33, 64, 127, 128, 129, 1000):
+        for equal in (True, False):
+            rows = [crowded("float32", seed, 70_001, 2048, crowd, equal=equal) for seed in range(3)]
+            scores = on_gpu(np.stack(rows))
+            indices = torch.empty((3, 2048), dtype=torch.int32, device="cuda")
+            for order, ties in ORDERS:
+                indices.fill_(-7)
+                family.run([Job(validate_select(scores, 2048, order=order, ties=ties), indices, None)])
+                judge(scores, 2048, indices, order, ties)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 131_072), (8, 65_536), (40, 131_072), (256, 131_072), (8, 1_048_576)])
+@pytest.mark.parametrize("period", [0, 8, 32, 510])
+def test_recorded_and_periodic_rows(rows: int, width: int, period: int) -> None:
+    """Rows of a real model (period 0), and rows whose best stand at regular distances."""
+    _, bits, _ = indexer_rows()
+    if period:
+        scores = torch.randn((rows, width), device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+        scores[:, period // 3 :: period] += 16
+    else:
+        recorded = torch.from_numpy(bits.view(np.int16)).cuda().view(torch.bfloat16).float()
+        places = (torch.arange(width)[None] + 509 * torch.arange(rows)[:, None]) % recorded.shape[1]
+        scores = recorded[torch.arange(rows) % len(recorded)].gather(1, places.cuda())
+    for k in (512, 2048, 4096):
+        for order, ties in ORDERS if rows < 100 else ORDERS[:1]:
+            judge(scores, k, select_topk(scores, k, kernel="cluster", order=order, ties=ties).indices, order, ties)
 
 
 @pytest.mark.parametrize("large", [True, False])

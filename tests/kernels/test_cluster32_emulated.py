@@ -15,6 +15,7 @@ from tests.conformance.backends import Backend
 from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
 from tests.kernels import test_cluster_emulated as emulated
+from tests.patterns import crowded
 from topkd.kernels._cute_compile import compile_kernel, installed
 
 pytestmark = [
@@ -108,6 +109,18 @@ def test_smallest_and_windows(backends: dict[tuple[int, int], Backend], k: int) 
     starts = ints(0, 3, 7, 12001)
     options: dict[str, Any] = {"lengths": lengths, "row_starts": starts, "values": True, "largest": k == 1}
     backends[2, 0].run(rows_of("any-bits", 4, 12000, k, dtype="float32", **options))
+
+
+@pytest.mark.parametrize("crowd", [2, 31, 32, 33, 64, 100, 127, 128, 129, 300])
+@pytest.mark.parametrize("equal", [True, False])
+@pytest.mark.parametrize("order", ["any", "index"])
+def test_crowds_at_the_kth_place(backends: dict[tuple[int, int], Backend], crowd: int, equal: bool, order: str) -> None:
+    """Of up to 128 keys the k-th best is found one by one, more are counted again."""
+    cluster, k = 1 + crowd % 2, 400 if crowd < 200 else 900
+    storage = crowded("float32", crowd, 9001, k, crowd, equal=equal)
+    ties = "any" if order == "any" else "lowest"
+    case = Case(storage=storage, dtype="float32", rows=1, width=9001, k=k, order=order, ties=ties, values=True)
+    backends[cluster, 0].run(case)
 
 
 ORDERS = [("lowest", 0), ("highest", 0), ("any", 0), ("lowest", 1), ("highest", 1)]
