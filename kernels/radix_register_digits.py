@@ -11,7 +11,8 @@ from cutlass import Boolean, Int32, Uint32, const_expr
 from . import _cute_ops as ops
 from . import radix_register_ops as rops
 from ._cute_rows import Row
-from .radix_register_layout import LOG_BINS, Layout, Place, Shared
+from .radix_register_layout import LOG_BINS, Place, Shared
+from .radix_register_near import PART, Bests
 from .radix_register_shape import BINS, FEW, PASSES
 
 
@@ -34,7 +35,7 @@ class Cut(NamedTuple):
     need: Int32
 
 
-class Digits(Layout):
+class Digits(Bests):
     """Counts keys in bins until the k-th best is known."""
 
     @cute.jit
@@ -44,11 +45,18 @@ class Digits(Layout):
         bins = Uint32(shared.sBins.iterator.toint())
         low, high = Uint32(0), Uint32(self.none - 1)
         need, inside, passes = room, candidates, Int32(0)
+        if const_expr(self.size == 2):
+            if self.is_near(need, candidates):
+                near = self.find_near(shared, place, need)
+                self.count_nearest(words, near, bins)
+                bin_, before, within = self.find(shared, place, passes, need)
+                low, high = self.near_range(near, bin_)
+                need, inside, passes = need - before, within, Int32(1)
         if const_expr(self.rounds > 1):
             groups = cutlass.min(candidates, Int32(self.threads * self.per_vector))
             if place.step == Int32(32):  # warps follow each other
                 groups = candidates // place.rounds
-            if need * 2 <= groups:
+            if passes == Int32(0) and need * 2 <= groups:
                 self.count_bests(place, grid, keys, bins)
                 bin_, before, within = self.find(shared, place, passes, need)
                 high = cutlass.min(high, ((Uint32(bin_) + Uint32(1)) << Uint32(self.first_shift)) - Uint32(1))
@@ -73,6 +81,10 @@ class Digits(Layout):
                 low, high = self.bin_range(low, high, low, shift, bin_)
                 need, inside, passes = need - before, within, passes + 1
         return Range(low, high, need, inside)
+
+    def is_near(self, need: Int32, candidates: Int32):
+        """Whether one count is likely to do, because the k-th best is not far from the best; 16 bits."""
+        return need * PART[self.dtype] <= candidates
 
     @cute.jit
     def bin_range(self, low: Uint32, high: Uint32, base: Uint32, shift: Int32, bin_: Int32):

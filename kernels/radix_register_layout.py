@@ -56,6 +56,7 @@ class Shared(NamedTuple):
     sParts: cute.Tensor  # (PASSES, 32) Int32: what each warp's part of the bins has before it
     sFew: cute.Tensor  # (FEW + 1) Uint32: how many keys were gathered, and they
     sTaken: cute.Tensor  # (32) Uint32: what each warp takes, and ties in the upper half; without order all in [0]
+    sBests: cute.Tensor  # (2, warps) Uint32: the best key of each warp, and the worst of its groups' bests; 16 bits
 
 
 class Layout(WideLayout):
@@ -88,6 +89,7 @@ class Layout(WideLayout):
             sParts=smem.allocate_tensor(Int32, cute.make_layout(PASSES * 32), byte_alignment=128),
             sFew=smem.allocate_tensor(Uint32, cute.make_layout(FEW + 1), byte_alignment=128),
             sTaken=smem.allocate_tensor(Uint32, cute.make_layout(32), byte_alignment=128),
+            sBests=smem.allocate_tensor(Uint32, cute.make_layout(2 * self.warps), byte_alignment=128),
         )
         address = Uint32(shared.sBins.iterator.toint()) + Uint32(tid * 8)
         for i in cutlass.range_constexpr(BINS // self.threads):

@@ -59,12 +59,22 @@ def better_keys(a: Uint32, b: Uint32, dtype: str, packed: bool) -> Uint32:
     if dtype == ops.F32:
         return ops._pure("min.u32 $0, $1, $2;", "=r,r,r", a, b)
     if packed:
-        return ops._pure("min.u16x2 $0, $1, $2;", "=r,r,r", a, b)
+        return min_keys(a, b)
     ptx = (
         "{ .reg .b32 h, l, t; and.b32 h, $1, 0xffff0000; and.b32 t, $2, 0xffff0000; min.u32 h, h, t; "
         "and.b32 l, $1, 0xffff; and.b32 t, $2, 0xffff; min.u32 l, l, t; or.b32 $0, h, l; }"
     )
     return ops._pure(ptx, "=r,r,r", a, b)
+
+
+def min_keys(a: Uint32, b: Uint32) -> Uint32:
+    """The lower halves of two words, half by half; sm_90 and up."""
+    return ops._pure("min.u16x2 $0, $1, $2;", "=r,r,r", a, b)
+
+
+def max_keys(a: Uint32, b: Uint32) -> Uint32:
+    """The higher halves of two words, half by half; sm_90 and up."""
+    return ops._pure("max.u16x2 $0, $1, $2;", "=r,r,r", a, b)
 
 
 def bit_length(x: Uint32) -> Int32:
@@ -102,6 +112,16 @@ def count_near(
         "shl.b32 u, u, 2; add.u32 u, u, {$r4}; @p red.shared.add.u32 [u], 1; }"
     )
     cute.arch.inline_ptx(ptx, read_only_args=[key, compared, limit, base, bins], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def count_upto(key: Uint32, limit: Uint32, bins: Uint32, *, loc=None, ip=None) -> None:
+    """Adds 1 to the bin of a key if it is no more than `limit`; a word a key from `bins`."""
+    ptx = (
+        "{ .reg .pred p; .reg .b32 u; setp.le.u32 p, {$r0}, {$r1}; shl.b32 u, {$r0}, 2; add.u32 u, u, {$r2}; "
+        "@p red.shared.add.u32 [u], 1; }"
+    )
+    cute.arch.inline_ptx(ptx, read_only_args=[key, limit, bins], loc=loc, ip=ip)
 
 
 @dsl_user_op

@@ -33,6 +33,6 @@ class Shape(NamedTuple):
         return min(1 << (self.scores(size) - 1).bit_length(), LIST_CAPACITY)
 
     def shared_bytes(self, size: int) -> int:
-        """Bytes of shared memory: bins, what is before them, places, few keys; and the list."""
-        words = (2 * BINS, self.threads, PASSES * 32, 32, FEW + 1, self.list_capacity(size) * size // 2)
+        """Bytes of shared memory: bins, what is before them, places, few keys, bests of warps; and the list."""
+        words = (2 * BINS, self.threads, PASSES * 32, 32, FEW + 1, self.threads // 16, self.list_capacity(size) * size // 2)
         return sum(-(-4 * part // _ALIGNMENT) * _ALIGNMENT for part in words)

@@ -347,8 +347,9 @@ class Cta:
         kind = suffixes[-1]
         dtype = _TYPES[kind]
         bits = 8 * np.dtype(dtype).itemsize
-        if kind == "u16x2" and name == "min":
-            return lambda a, b: np.minimum(*(np.ascontiguousarray(one).view(np.uint16) for one in (a, b))).view(dtype)
+        if kind == "u16x2":
+            better = {"min": np.minimum, "max": np.maximum}[name]
+            return lambda a, b: better(*(np.ascontiguousarray(one).view(np.uint16) for one in (a, b))).view(dtype)
         if kind in ("f32", "bf16x2", "f16x2") and name != "mov":
             return _float_function(name, suffixes)
         if name in ("mul", "mad") and "wide" in suffixes:
