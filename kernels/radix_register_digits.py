@@ -12,7 +12,7 @@ from . import _cute_ops as ops
 from . import radix_register_ops as rops
 from ._cute_rows import Row
 from .radix_register_layout import LOG_BINS, Place, Shared
-from .radix_register_near import PART, Bests
+from .radix_register_near import Bests
 from .radix_register_shape import BINS, FEW, PASSES
 
 
@@ -46,17 +46,17 @@ class Digits(Bests):
         low, high = Uint32(0), Uint32(self.none - 1)
         need, inside, passes = room, candidates, Int32(0)
         if const_expr(self.size == 2):
-            if self.is_near(need, candidates):
-                near = self.find_near(shared, place, need)
+            if self.is_near(place, grid, need, candidates):
+                near = self.find_near(shared, place)
                 self.count_nearest(words, near, bins)
                 bin_, before, within = self.find(shared, place, passes, need)
                 low, high = self.near_range(near, bin_)
                 need, inside, passes = need - before, within, Int32(1)
-        if const_expr(self.rounds > 1):
+        if const_expr(self.size == 4 and self.rounds > 1):
             groups = cutlass.min(candidates, Int32(self.threads * self.per_vector))
             if place.step == Int32(32):  # warps follow each other
                 groups = candidates // place.rounds
-            if passes == Int32(0) and need * 2 <= groups:
+            if need * 2 <= groups:
                 self.count_bests(place, grid, keys, bins)
                 bin_, before, within = self.find(shared, place, passes, need)
                 high = cutlass.min(high, ((Uint32(bin_) + Uint32(1)) << Uint32(self.first_shift)) - Uint32(1))
@@ -82,10 +82,6 @@ class Digits(Bests):
                 need, inside, passes = need - before, within, passes + 1
         return Range(low, high, need, inside)
 
-    def is_near(self, need: Int32, candidates: Int32):
-        """Whether one count is likely to do, because the k-th best is not far from the best; 16 bits."""
-        return need * PART[self.dtype] <= candidates
-
     @cute.jit
     def bin_range(self, low: Uint32, high: Uint32, base: Uint32, shift: Int32, bin_: Int32):
         """The keys of a bin, of those from `low` to `high`: bin 0 begins at `low`, bin b at base + b * 2**shift."""
@@ -105,28 +101,19 @@ class Digits(Bests):
 
     def count_near(self, words, high, base, bins):
         """Counts all keys up to `high`: bins of 2**near_shift keys from `base`, those below it in bin 0."""
-        shift = self.near_shift
-        bins = bins - ((base >> Uint32(shift)) << Uint32(2))
+        bins = bins - ((base >> Uint32(self.near_shift)) << Uint32(2))
         for word in words:
-            if self.size == 4:
-                rops.count_near(word, word, high, base, bins, shift)
-            else:
-                limit = (high << Uint32(16)) | Uint32(0xFFFF)
-                rops.count_near(word & Uint32(0xFFFF), word << Uint32(16), limit, base, bins, shift)
-                rops.count_near(word >> Uint32(16), word, limit, base, bins, shift)
+            rops.count_near(word, high, base, bins, self.near_shift)
 
     @cute.jit
     def count_bests(self, place: Place, grid, keys, bins: Uint32):
-        """Counts the best of each group of keys, one of each of this thread's vectors, by its first bits."""
+        """Counts the best of each group of keys, one of each of this thread's vectors, by its first bits; 32 bits."""
         if place.first < grid.vectors:
             for i in cutlass.range_constexpr(4):
                 best = keys[0][i]
                 for j in cutlass.range_constexpr(1, self.rounds):
-                    best = rops.better_keys(best, keys[j][i], self.dtype, self.recent)
-                mask = Uint32((BINS - 1) * 4)
-                ops.count_one((best >> Uint32(32 - LOG_BINS - 2)) & mask, bins)
-                if const_expr(self.size == 2):
-                    ops.count_one((best >> Uint32(16 - LOG_BINS - 2)) & mask, bins)
+                    best = cutlass.min(best, keys[j][i])
+                ops.count_one((best >> Uint32(32 - LOG_BINS - 2)) & Uint32((BINS - 1) * 4), bins)
 
     @cute.jit
     def find(self, shared: Shared, place: Place, passes: Int32, need: Int32):

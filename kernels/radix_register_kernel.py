@@ -151,7 +151,7 @@ class RadixRegister(List):
         grid = self.lay_out(arguments, row)
         keys = self.keys_of(grid, memory, place, loaded, row.largest)
         if const_expr(self.size == 2):
-            self.note_bests(shared, place, keys, room)
+            self.note_bests(shared, place, grid, keys, room)
         cute.arch.sync_threads()
         if const_expr(self.recent):
             cute.arch.griddepcontrol_launch_dependents()

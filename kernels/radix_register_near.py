@@ -1,12 +1,13 @@
 """How the `radix_register` family counts 16-bit keys once; part of `radix_register_kernel`, where it is explained.
 
-Bins of one key each stand in two ranges, the FORE bins from `base`, at or a little before the row's best key, and
-the others up to `bound`, which the k-th best does not exceed:
+A bin is one key of bf16 or eight of f16, a 128th of an octave. There are two ranges of them, from `base`, at or a
+little before the row's best, and up to `bound`, which the k-th best does not exceed. Each is of 8 octaves, so that
+where scores of both signs are wanted only tiny ones are between them:
 
     keys   best .. base, base + 1, ..   base + FORE .. bound - (BINS - 1 - FORE), ..   bound | not counted
-    bins      0            1 ..                  FORE                 FORE + 1 ..    BINS - 1
+    bins        0           1 ..                  FORE                  FORE + 1 ..   BINS - 1
 
-Where `bound` is no more than BINS - 1 keys behind `base` there is no gap, and all bins but the first are one key.
+Where `bound` is no more than BINS - 1 bins behind `base` there is no gap, and all bins but the first are alike.
 """
 
 # mypy: ignore-errors
@@ -15,50 +16,69 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32, const_expr
+from cutlass import Boolean, Int32, Uint32, const_expr
 
 from . import _cute_ops as ops
 from . import radix_register_ops as rops
 from .radix_register_layout import Layout, Place, Shared
 from .radix_register_shape import BINS
 
-FORE = BINS - 256
-PART = {ops.BF16: 3, ops.F16: 8}
-"""So much of a row must not be selected: the k-th best of more is too far from the best, past zero or by octaves."""
-REACH = {ops.BF16: 1024, ops.F16: 256}
-"""Keys from the first bin to the best of an ordinary part of the row: what is far ahead of that is in the first bin."""
+FORE = BINS // 2
+REACH = 512
+"""Bins from `base` to the best of an ordinary part of the row, at most: what is far ahead of it is in the first bin."""
+SHIFT = {ops.BF16: 0, ops.F16: 3}
 
 
 class Near(NamedTuple):
     """Which bins there are; see the module."""
 
-    best: Uint32
-    base: Uint32
-    bound: Uint32
-    gap: Uint32  # keys from base + FORE that share a bin, less 1
+    best: Uint32  # a key
+    bound: Uint32  # a key
+    base: Uint32  # key >> SHIFT
+    gap: Uint32  # such steps from base + FORE that share a bin, less 1
 
 
 class Bests(Layout):
     """Finds where bins are fine, and counts keys in them."""
 
     @cute.jit
-    def note_bests(self, shared: Shared, place: Place, keys, need: Int32):
-        """Notes the best key of each warp, and the worst of the bests of its threads' groups of keys.
+    def share(self, place: Place, grid, need: Int32):
+        """Two numbers in the ratio of `need` to the threads that have vectors; of those there may be more."""
+        threads = grid.vectors
+        if const_expr(self.rounds > 1):
+            if place.step == Int32(32):  # warps follow each other
+                need = need * place.rounds
+            else:
+                threads = cutlass.min(threads, Int32(self.threads))
+        return need, threads
 
-        A thread has 1, 2 or 4 groups, so that there are at least `need` groups where that can be.
+    @cute.jit
+    def is_near(self, place: Place, grid, need: Int32, candidates: Int32) -> Boolean:
+        """Whether the bins suit the row: no more than half of it is selected, and there can be a bound."""
+        wanted, threads = self.share(place, grid, need)
+        return need * 2 <= candidates and wanted <= threads * 4
+
+    @cute.jit
+    def note_bests(self, shared: Shared, place: Place, grid, keys, need: Int32):
+        """Notes the best key of each warp, and the worst of the bests of its groups of keys.
+
+        A thread has as many groups, 1, 2 or 4, as make `need` in all, if `is_near`.
         """
         bests = []
         for i in cutlass.range_constexpr(4):
             best = keys[0][i]
             for j in cutlass.range_constexpr(1, self.rounds):
-                best = rops.better_keys(best, keys[j][i], self.dtype, self.recent)
+                best = rops.better_keys(best, keys[j][i], self.recent)
             bests.append(cutlass.min(best & Uint32(0xFFFF), best >> Uint32(16)))
         best = cutlass.min(cutlass.min(bests[0], bests[1]), cutlass.min(bests[2], bests[3]))
         worst = best
-        if need > Int32(self.threads):
+        wanted, threads = self.share(place, grid, need)
+        if wanted > threads:
             worst = cutlass.max(cutlass.min(bests[0], bests[1]), cutlass.min(bests[2], bests[3]))
-        if need > Int32(2 * self.threads):
+        if wanted > threads * 2:
             worst = cutlass.max(cutlass.max(bests[0], bests[1]), cutlass.max(bests[2], bests[3]))
+        if place.first >= grid.vectors:
+            worst = Uint32(0)
         best = cute.arch.warp_redux_sync(best, "min")
         worst = cute.arch.warp_redux_sync(worst, "max")
         if place.lane == Int32(0):
@@ -66,12 +86,11 @@ class Bests(Layout):
             shared.sBests[self.warps + place.warp] = worst
 
     @cute.jit
-    def find_near(self, shared: Shared, place: Place, need: Int32) -> Near:
+    def find_near(self, shared: Shared, place: Place) -> Near:
         """Which bins suit the row, from what was noted before the last barrier.
 
-        The worst of the groups' bests is a bound if there are `need` groups, and all have a key. A key that is far
-        from the rest is the best of one warp: bins begin no more than REACH before the best of any four that follow
-        each other.
+        The worst of the groups' bests is a bound if all have a key. A key that is far from the rest is the best of one
+        warp: bins begin no more than REACH before the best of each of some four warps.
         """
         address = Uint32(shared.sBests.iterator.toint()) + Uint32((place.lane & Int32(self.warps // 4 - 1)) * 16)
         bests = rops.load_four(address)
@@ -83,44 +102,53 @@ class Bests(Layout):
         ordinary = cute.arch.warp_redux_sync(ordinary, "min")
         bound = cute.arch.warp_redux_sync(bound, "max")
         last = Uint32(self.none - 1)
-        bound = last if need > Int32(4 * self.threads) else cutlass.min(bound, last)
+        bound = cutlass.min(bound, last)
         ordinary = best if ordinary > last else ordinary
-        reach = Uint32(REACH[self.dtype])
-        base = cutlass.max(best, cutlass.max(ordinary, reach) - reach)
-        gap = cutlass.max(bound, base + Uint32(BINS - 1)) - (base + Uint32(BINS - 1))
-        return Near(best, base, bound, gap)
+        shift = Uint32(SHIFT[self.dtype])
+        base = cutlass.max(ordinary >> shift, Uint32(REACH)) - Uint32(REACH)
+        base = cutlass.max(base, best >> shift)
+        gap = cutlass.max(bound >> shift, base + Uint32(BINS - 1)) - (base + Uint32(BINS - 1))
+        return Near(best, bound, base, gap)
 
     @cute.jit
     def count_nearest(self, words, near: Near, bins: Uint32):
         """Counts all keys up to the bound in the bins."""
-        fore = cutlass.min(near.base + Uint32(FORE), Uint32(self.none))
-        back = near.base + near.gap
-        limit = near.bound - near.gap
         bins = bins - (near.base << Uint32(2))
-        if const_expr(self.recent):
-            base, fore, back = (one * Uint32(0x10001) for one in (near.base, fore, back))
-            gap = near.gap * Uint32(0x10001)
-            for word in words:
-                one = rops.min_keys(rops.max_keys(word, base), fore)
-                one = rops.max_keys(one, rops.max_keys(word, back) - gap)
-                rops.count_upto(one & Uint32(0xFFFF), limit, bins)
-                rops.count_upto(one >> Uint32(16), limit, bins)
-        else:
-            for word in words:
-                for key in (word & Uint32(0xFFFF), word >> Uint32(16)):
-                    one = cutlass.min(cutlass.max(key, near.base), fore)
-                    one = cutlass.max(one, cutlass.max(key, back) - near.gap)
-                    rops.count_upto(one, limit, bins)
+        limit = (near.bound << Uint32(16)) | Uint32(0xFFFF)
+        for word in words:
+            low, high = self.places_of(word, near)
+            rops.count_upto(low, word << Uint32(16), limit, bins)
+            rops.count_upto(high, word, limit, bins)
+
+    def places_of(self, word, near: Near):
+        """The bins of a word's two keys, counted from key 0."""
+        shift = SHIFT[self.dtype]
+        if shift:
+            word = (word >> Uint32(shift)) & Uint32((0xFFFF >> shift) * 0x10001)
+        fore = cutlass.min(near.base + Uint32(FORE), Uint32(0xFFFF))
+        back = near.base + near.gap
+        if self.recent:
+            base, fore, back, gap = (one * Uint32(0x10001) for one in (near.base, fore, back, near.gap))
+            word = rops.max_keys(rops.min_keys(rops.max_keys(word, base), fore), rops.max_keys(word, back) - gap)
+            return word & Uint32(0xFFFF), word >> Uint32(16)
+        keys = word & Uint32(0xFFFF), word >> Uint32(16)
+        return [
+            cutlass.max(cutlass.min(cutlass.max(key, near.base), fore), cutlass.max(key, back) - near.gap)
+            for key in keys
+        ]
 
     @cute.jit
     def near_range(self, near: Near, bin_: Int32):
         """The first and the last key of a bin."""
-        low = near.base + Uint32(bin_)
-        high = low
+        shift = SHIFT[self.dtype]
+        first = near.base + Uint32(bin_)
+        last = first
         if bin_ > Int32(FORE):
-            low = low + near.gap
+            first = first + near.gap
         if bin_ >= Int32(FORE):
-            high = high + near.gap
+            last = last + near.gap
+        first = first << Uint32(shift)
         if bin_ == Int32(0):
-            low = near.best
-        return low, high
+            first = near.best
+        last = cutlass.min((last << Uint32(shift)) + Uint32((1 << shift) - 1), near.bound)
+        return first, last

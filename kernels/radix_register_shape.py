@@ -34,5 +34,13 @@ class Shape(NamedTuple):
 
     def shared_bytes(self, size: int) -> int:
         """Bytes of shared memory: bins, what is before them, places, few keys, bests of warps; and the list."""
-        words = (2 * BINS, self.threads, PASSES * 32, 32, FEW + 1, self.threads // 16, self.list_capacity(size) * size // 2)
+        words = (
+            2 * BINS,
+            self.threads,
+            PASSES * 32,
+            32,
+            FEW + 1,
+            self.threads // 16,
+            self.list_capacity(size) * size // 2,
+        )
         return sum(-(-4 * part // _ALIGNMENT) * _ALIGNMENT for part in words)

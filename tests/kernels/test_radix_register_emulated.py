@@ -13,6 +13,7 @@ from tests.conformance.backends import Backend
 from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
 from tests.kernels.test_radix_wide_emulated import Emulated
+from tests.near_rows import KINDS, near_cases
 from topkd.kernels import SelectRequest
 from topkd.kernels._cute_compile import compile_kernel, installed
 from topkd.kernels.radix_register import ANY, RadixRegisterFamily, Variant, facts_of
@@ -90,3 +91,12 @@ LARGE = dict(large())
 @pytest.mark.parametrize("name", LARGE)
 def test_large(emulated: Backend, name: str) -> None:
     emulated.run(LARGE[name])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_against_the_bins_of_16_bits(emulated: Backend, dtype: str, kind: str) -> None:
+    """One vector a thread, some threads with none; every thread has one; two rounds."""
+    for width, every in ((1500, 4), (4096, 8), (4999, 8)):
+        for case in list(near_cases(kind, dtype, width))[width % 3 :: every]:
+            emulated.run(case)
