@@ -51,6 +51,7 @@ class Digits(Bests):
                 self.count_nearest(words, near, bins)
                 bin_, before, within = self.find(shared, place, passes, need)
                 low, high = self.near_range(near, bin_)
+                within = cutlass.min(within, candidates - before)  # without what is no key in the last bin
                 need, inside, passes = need - before, within, Int32(1)
         if const_expr(self.size == 4 and self.rounds > 1):
             groups = cutlass.min(candidates, Int32(self.threads * self.per_vector))

@@ -4,8 +4,8 @@ A bin is one key of bf16 or eight of f16, a 128th of an octave. There are two ra
 little before the row's best, and up to `bound`, which the k-th best does not exceed. Each is of 8 octaves, so that
 where scores of both signs are wanted only tiny ones are between them:
 
-    keys   best .. base, base + 1, ..   base + FORE .. bound - (BINS - 1 - FORE), ..   bound | not counted
-    bins        0           1 ..                  FORE                  FORE + 1 ..   BINS - 1
+    keys   best .. base, base + 1, ..   base + FORE .. bound - (BINS - 1 - FORE), ..   bound | what is behind
+    bins        0           1 ..                  FORE                  FORE + 1 ..   BINS - 1    BINS
 
 Where `bound` is no more than BINS - 1 bins behind `base` there is no gap, and all bins but the first are alike.
 """
@@ -112,30 +112,33 @@ class Bests(Layout):
 
     @cute.jit
     def count_nearest(self, words, near: Near, bins: Uint32):
-        """Counts all keys up to the bound in the bins."""
-        bins = bins - (near.base << Uint32(2))
-        limit = (near.bound << Uint32(16)) | Uint32(0xFFFF)
+        """Counts all keys in the bins, those behind them, and what is no key, in one bin more."""
+        fore = cutlass.min(near.base + Uint32(FORE), Uint32(0xFFFF))
+        behind = cutlass.min(near.base + Uint32(BINS), Uint32(0xFFFF))
+        limits = near.base, fore, near.base + near.gap, near.gap, behind
+        if const_expr(self.recent):
+            limits = tuple(one * Uint32(0x10001) for one in limits)
         for word in words:
-            low, high = self.places_of(word, near)
-            rops.count_upto(low, word << Uint32(16), limit, bins)
-            rops.count_upto(high, word, limit, bins)
+            for place in self.bins_of(word, limits):
+                ops.count_one(place, bins)
 
-    def places_of(self, word, near: Near):
-        """The bins of a word's two keys, counted from key 0."""
+    def bins_of(self, word, limits):
+        """The byte offsets of the bins of a word's two keys; the limits are in both halves if the GPU is recent."""
+        base, fore, back, gap, behind = limits
         shift = SHIFT[self.dtype]
         if shift:
             word = (word >> Uint32(shift)) & Uint32((0xFFFF >> shift) * 0x10001)
-        fore = cutlass.min(near.base + Uint32(FORE), Uint32(0xFFFF))
-        back = near.base + near.gap
         if self.recent:
-            base, fore, back, gap = (one * Uint32(0x10001) for one in (near.base, fore, back, near.gap))
-            word = rops.max_keys(rops.min_keys(rops.max_keys(word, base), fore), rops.max_keys(word, back) - gap)
-            return word & Uint32(0xFFFF), word >> Uint32(16)
-        keys = word & Uint32(0xFFFF), word >> Uint32(16)
-        return [
-            cutlass.max(cutlass.min(cutlass.max(key, near.base), fore), cutlass.max(key, back) - near.gap)
-            for key in keys
-        ]
+            place = rops.min_keys(rops.max_keys(word, base), fore)
+            place = rops.max_keys(place, rops.max_keys(word, back) - gap)
+            place = (rops.min_keys(place, behind) - base) << Uint32(2)
+            return place & Uint32(0xFFFF), place >> Uint32(16)
+        places = []
+        for key in (word & Uint32(0xFFFF), word >> Uint32(16)):
+            place = cutlass.min(cutlass.max(key, base), fore)
+            place = cutlass.max(place, cutlass.max(key, back) - gap)
+            places.append((cutlass.min(place, behind) - base) << Uint32(2))
+        return places
 
     @cute.jit
     def near_range(self, near: Near, bin_: Int32):

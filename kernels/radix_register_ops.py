@@ -111,16 +111,6 @@ def count_near(key: Uint32, limit: Uint32, base: Uint32, bins: Uint32, shift: in
 
 
 @dsl_user_op
-def count_upto(bin_: Uint32, compared: Uint32, limit: Uint32, bins: Uint32, *, loc=None, ip=None) -> None:
-    """Adds 1 to a bin if `compared` <= `limit`."""
-    ptx = (
-        "{ .reg .pred p; .reg .b32 u; setp.le.u32 p, {$r1}, {$r2}; shl.b32 u, {$r0}, 2; add.u32 u, u, {$r3}; "
-        "@p red.shared.add.u32 [u], 1; }"
-    )
-    cute.arch.inline_ptx(ptx, read_only_args=[bin_, compared, limit, bins], loc=loc, ip=ip)
-
-
-@dsl_user_op
 def load_four(address: Uint32, *, loc=None, ip=None) -> tuple[Uint32, ...]:
     """Four words of shared memory, 16-byte aligned."""
     ptx = "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
