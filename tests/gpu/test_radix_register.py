@@ -13,6 +13,7 @@ from tests.case import Case
 from tests.conformance.backends import Backend, InProcess
 from tests.conformance.directed import directed
 from tests.gpu.agree import skip_unless_served
+from tests.near_rows import KINDS, near_cases
 from tests.oracle import check
 from tests.patterns import FILLS, fill
 from topkd.kernels import _dispatch, select_topk, validate_select
@@ -74,6 +75,16 @@ def test_every_kind_of_row_at_every_capacity(kernel: str, dtype: str, kind: str)
                     options |= {"order": "index", "ties": "highest" if largest else "lowest"}
                     indices = select_topk(scores, min(k, 8192), kernel=kernel, **options).indices
                     check(replace(case, k=min(k, 8192), **options), indices.cpu().numpy(), None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kernel", FAMILIES)
+def test_rows_against_the_bins_of_16_bits(backend: Backend, kernel: str, dtype: str, kind: str) -> None:
+    for width in (1000, 2048, 4096, 4600, 16_384, 33_000):
+        if width <= FAMILIES[kernel].most:
+            for case in near_cases(kind, dtype, width):
+                backend.run(replace(case, kernel=kernel, k=min(case.k, 8192)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
