@@ -1,11 +1,12 @@
 """Device code of the `radix_register` and `small` families: one CTA a row, the whole row in its registers.
 
 Idea. A row of up to 33,792 scores is read once, before anything else is known of it, and everything happens in
-registers and shared memory; what is left is latency, so barriers and dependent steps are what is saved. The k-th best
-of the bests of *groups* of keys is a bound that the k-th best of all keys does not exceed, found from a fraction of the
-keys. Then the keys up to the bound, in a normal row little more than k, are counted in bins that end there: fine
-enough that the k-th best's bin holds equal keys (16 bits) or a few (f32). Nothing is sampled and no buffer bounds
-correctness: wherever the range of the k-th best stays wide, the keys in it are counted again, 11 bits at a time.
+registers and shared memory; what is left is latency, so barriers and dependent steps are what is saved. Keys are
+counted in bins near the k-th best, fine enough that its bin holds equal keys (16 bits) or a few (f32). Of 16-bit
+scores 2,048 bins reach from a row's best to a *bound* that the k-th best does not exceed: the worst of the bests of k
+*groups* of keys, found by two reductions. For f32 that is too far: there the bests of more groups are counted first,
+and the k-th best of them ends the bins. Nothing is sampled and no buffer bounds correctness: wherever the range of the
+k-th best stays wide, the keys in it are counted again, 11 bits at a time.
 
 Steps, with the names of the methods:
 
@@ -13,11 +14,13 @@ Steps, with the names of the methods:
    row's length. Only then `start` (clears the bins) and `find_window` (reads the length).
 2. `keys_of`: scores become keys that ascend from the best to the worst; vectors at the ends of the tensor are loaded by
    scores, groups reduced; what is no element of the row gets the highest number, which is no score's key.
-3. `count_bests`: the best of each group of keys (one of each of the thread's vectors, so that neighbours are in
-   different groups) is counted by its first 11 bits. The bin of the k-th best of them ends at the bound. Left out
-   where a thread has one vector, or where k is not small against the number of groups.
-4. `count_near`: keys up to the bound are counted in 2,048 bins, of a key each (16 bits) or of 2^11 (f32), the worst at
-   the bound, all that is better than the bins in the first.
+3. Of 16 bits, where no more than half of the row is selected: `note_bests`, the best key of each warp and the worst of
+   the bests of its groups (one, two or four a thread), before the first barrier; `find_near`, from these which bins
+   suit the row; `count_nearest`, all keys. See `radix_register_near`.
+4. Of f32: `count_bests`, the best of each group of keys (one of each of the thread's vectors, so that neighbours are in
+   different groups) by its first 11 bits; the bin of the k-th best of them ends at the bound. `count_near`, keys up to
+   the bound in 2,048 bins of 2^11 keys, the worst at the bound, all that is better than the bins in the first. Left
+   out where a thread has one vector, or where k is not small against the number of groups.
 5. `narrow`: more counts, while the k-th best's bin holds more than 32 keys that are not equal. Up to 32 are gathered
    and compared by every warp (`gather`, `find_few`).
 6. `take_any`: each warp reserves places with one atomic. Or, where order or ties matter, `take`: in the order of the
@@ -35,8 +38,8 @@ each warp finds the part and the bin by two votes. It clears the other buffer of
 since the barrier.
 
 Shared memory, 35 to 86 KiB: two buffers of 2,048 bins 16 KiB | what the bins of each thread have before them, 4 bytes a
-thread | what each warp's part has before it, for each of 8 counts, 1 KiB | places, few keys | the list: up to 8,192
-entries of 4 bytes, of 8 for f32.
+thread | what each warp's part has before it, for each of 8 counts, 1 KiB | places, few keys, bests of
+warps | the list: up to 8,192 entries of 4 bytes, of 8 for f32.
 
 Barriers. One when the bins are cleared, two a count, one for the last few keys, one for the list, and in index order
 one for the warps' counts.
