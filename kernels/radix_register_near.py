@@ -33,7 +33,6 @@ class Near(NamedTuple):
     """Which bins there are; see the module."""
 
     best: Uint32  # a key
-    bound: Uint32  # a key
     base: Uint32  # key >> SHIFT
     gap: Uint32  # such steps from base + FORE that share a bin, less 1
 
@@ -108,7 +107,7 @@ class Bests(Layout):
         base = cutlass.max(ordinary >> shift, Uint32(REACH)) - Uint32(REACH)
         base = cutlass.max(base, best >> shift)
         gap = cutlass.max(bound >> shift, base + Uint32(BINS - 1)) - (base + Uint32(BINS - 1))
-        return Near(best, bound, base, gap)
+        return Near(best, base, gap)
 
     @cute.jit
     def count_nearest(self, words, near: Near, bins: Uint32):
@@ -153,5 +152,5 @@ class Bests(Layout):
         first = first << Uint32(shift)
         if bin_ == Int32(0):
             first = near.best
-        last = cutlass.min((last << Uint32(shift)) + Uint32((1 << shift) - 1), near.bound)
+        last = cutlass.min((last << Uint32(shift)) + Uint32((1 << shift) - 1), Uint32(self.none - 1))
         return first, last

@@ -85,6 +85,18 @@ def _around_zero(dtype: str, rng: np.random.Generator, width: int) -> Array:
     return np.where(ordinary, _normal(dtype, rng, width), row).astype(np.uint16)
 
 
+def _bound_within_a_bin(dtype: str, rng: np.random.Generator, width: int) -> Array:
+    """One key of each aligned vector is good, the worst of them amid a bin in which there are worse keys too."""
+    best = key_of(dtype, 1.5) // 8 * 8
+    vectors = -(-width // 8)
+    keys = np.full((vectors, 8), best + 8 * 3000)
+    few = rng.permutation(vectors)[:24]
+    keys[:, 2] = best
+    keys[few[:14], 2] = best + 8 * 100 + 3
+    keys[few[14:], 5] = best + 8 * 100 + 5
+    return of_keys(dtype, keys.ravel()[:width])
+
+
 KINDS: dict[str, Callable[[str, np.random.Generator, int], Array]] = {
     "normal": _normal,
     "one-outlier": _outliers(1, "inf"),
@@ -95,6 +107,7 @@ KINDS: dict[str, Callable[[str, np.random.Generator, int], Array]] = {
     "two-levels": _two_levels,
     "descending": _descending,
     "around-zero": _around_zero,
+    "bound-within-a-bin": _bound_within_a_bin,
     "ends": _ends(0),
     "before-ends": _ends(-1),
     "behind-ends": _ends(1),
