@@ -45,7 +45,7 @@ class Digits(Bests):
         bins = Uint32(shared.sBins.iterator.toint())
         low, high = Uint32(0), Uint32(self.none - 1)
         need, inside, passes = room, candidates, Int32(0)
-        if const_expr(self.size == 2):
+        if const_expr(self.near):
             if self.is_near(place, grid, need, candidates):
                 near = self.find_near(shared, place)
                 self.count_nearest(words, near, bins)
@@ -53,7 +53,7 @@ class Digits(Bests):
                 low, high = self.near_range(near, bin_)
                 within = cutlass.min(within, candidates - before)  # without what is no key in the last bin
                 need, inside, passes = need - before, within, Int32(1)
-        if const_expr(self.size == 4 and self.rounds > 1):
+        if const_expr(not self.near and self.rounds > 1):
             groups = cutlass.min(candidates, Int32(self.threads * self.per_vector))
             if place.step == Int32(32):  # warps follow each other
                 groups = candidates // place.rounds
@@ -102,19 +102,28 @@ class Digits(Bests):
 
     def count_near(self, words, high, base, bins):
         """Counts all keys up to `high`: bins of 2**near_shift keys from `base`, those below it in bin 0."""
-        bins = bins - ((base >> Uint32(self.near_shift)) << Uint32(2))
+        shift = self.near_shift
+        bins = bins - ((base >> Uint32(shift)) << Uint32(2))
         for word in words:
-            rops.count_near(word, high, base, bins, self.near_shift)
+            if self.size == 4:
+                rops.count_near(word, word, high, base, bins, shift)
+            else:
+                limit = (high << Uint32(16)) | Uint32(0xFFFF)
+                rops.count_near(word & Uint32(0xFFFF), word << Uint32(16), limit, base, bins, shift)
+                rops.count_near(word >> Uint32(16), word, limit, base, bins, shift)
 
     @cute.jit
     def count_bests(self, place: Place, grid, keys, bins: Uint32):
-        """Counts the best of each group of keys, one of each of this thread's vectors, by its first bits; 32 bits."""
+        """Counts the best of each group of keys, one of each of this thread's vectors, by its first bits."""
         if place.first < grid.vectors:
             for i in cutlass.range_constexpr(4):
                 best = keys[0][i]
                 for j in cutlass.range_constexpr(1, self.rounds):
-                    best = cutlass.min(best, keys[j][i])
-                ops.count_one((best >> Uint32(32 - LOG_BINS - 2)) & Uint32((BINS - 1) * 4), bins)
+                    best = rops.better_keys(best, keys[j][i], self.dtype, self.recent)
+                mask = Uint32((BINS - 1) * 4)
+                ops.count_one((best >> Uint32(32 - LOG_BINS - 2)) & mask, bins)
+                if const_expr(self.size == 2):
+                    ops.count_one((best >> Uint32(16 - LOG_BINS - 2)) & mask, bins)
 
     @cute.jit
     def find(self, shared: Shared, place: Place, passes: Int32, need: Int32):

@@ -4,7 +4,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Uint32, const_expr
+from cutlass import Boolean, Int32, Int64, Uint32, const_expr
 
 from . import _cute_ops as ops
 from . import radix_register_ops as rops
@@ -108,11 +108,13 @@ class Emit(Digits):
         return cute.arch.warp_redux_sync(one, "add"), total
 
     @cute.jit
-    def take_any(self, shared: Shared, place: Place, grid, keys, cut: Cut, above: Int32, inside: Int32):
-        """Puts what is taken into the list in any order: `above` better elements, then `need` of `inside` ties.
+    def take_any(self, shared: Shared, place: Place, grid, keys, cut: Cut, counts, straight: Int64):
+        """Takes elements in any order: `above` better ones, then `need` of `inside` ties.
 
-        Of many ties each thread takes its share, so that no thread has to take all of its own.
+        They are put into the list or, if `straight` is not 0, written there. Of many ties each thread takes its share,
+        so that no thread has to take all of its own.
         """
+        above, inside = counts
         bits, ties = self.test(keys, cut)
         taken, tied = Int32(0), Int32(0)
         for m in cutlass.range_constexpr(len(bits)):
@@ -136,16 +138,28 @@ class Emit(Digits):
                 at = ops.find_first_set(left)
                 left = left & (left - Uint32(1))
                 element = self.element_at(place, grid, at, m * per_mask)
-                shared.sList[position] = Uint32(element)
+                self.put_any(shared, position, element, straight)
                 position = position + 1
             left = ties[m]
             while left != Uint32(0) and rank < end:
                 at = ops.find_first_set(left)
                 left = left & (left - Uint32(1))
                 element = self.element_at(place, grid, at, m * per_mask)
-                shared.sList[above + rank] = Uint32(element)
+                self.put_any(shared, above + rank, element, straight)
                 rank = rank + 1
-        cute.arch.sync_threads()
+        if straight == Int64(0):
+            cute.arch.sync_threads()
+
+    @cute.jit
+    def put_any(self, shared: Shared, position: Int32, element: Int32, straight: Int64):
+        """Puts an element into the list or, if `straight` is not 0, writes it there."""
+        if const_expr(self.straight):
+            if straight != Int64(0):
+                ops.store_int32(straight + Int64(position) * 4, element)
+            else:
+                shared.sList[position] = Uint32(element)
+        else:
+            shared.sList[position] = Uint32(element)
 
     @cute.jit
     def element_at(self, place: Place, grid, at: Int32, first: cutlass.Constexpr[int]) -> Int32:

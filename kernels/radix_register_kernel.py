@@ -2,10 +2,10 @@
 
 Idea. A row of up to 33,792 scores is read once, before anything else is known of it, and everything happens in
 registers and shared memory; what is left is latency, so barriers and dependent steps are what is saved. Keys are
-counted in bins near the k-th best, fine enough that its bin holds equal keys (16 bits) or a few (f32). Of 16-bit
-scores 2,048 bins reach from a row's best to a *bound* that the k-th best does not exceed: the worst of the bests of k
-*groups* of keys, found by two reductions. For f32 that is too far: there the bests of more groups are counted first,
-and the k-th best of them ends the bins. Nothing is sampled and no buffer bounds correctness: wherever the range of the
+counted in bins near the k-th best, fine enough that its bin holds equal keys (16 bits) or a few (f32). Of bf16 2,048
+bins reach from a row's best to a *bound* that the k-th best does not exceed: the worst of the bests of k *groups* of
+keys, found by two reductions. For others that is too far: there the bests of more groups are counted first, and the
+k-th best of them ends the bins. Nothing is sampled and no buffer bounds correctness: wherever the range of the
 k-th best stays wide, the keys in it are counted again, 11 bits at a time.
 
 Steps, with the names of the methods:
@@ -14,18 +14,19 @@ Steps, with the names of the methods:
    row's length. Only then `start` (clears the bins) and `find_window` (reads the length).
 2. `keys_of`: scores become keys that ascend from the best to the worst; vectors at the ends of the tensor are loaded by
    scores, groups reduced; what is no element of the row gets the highest number, which is no score's key.
-3. Of 16 bits, where no more than half of the row is selected: `note_bests`, the best key of each warp and the worst of
-   the bests of its groups (one, two or four a thread), before the first barrier; `find_near`, from these which bins
-   suit the row; `count_nearest`, all keys. See `radix_register_near`.
-4. Of f32: `count_bests`, the best of each group of keys (one of each of the thread's vectors, so that neighbours are in
-   different groups) by its first 11 bits; the bin of the k-th best of them ends at the bound. `count_near`, keys up to
-   the bound in 2,048 bins of 2^11 keys, the worst at the bound, all that is better than the bins in the first. Left
-   out where a thread has one vector, or where k is not small against the number of groups.
+3. Of bf16, and of f16 in rows of up to 4,096, where no more than a third of the row is selected: `note_bests`, the best
+   key of each warp and the worst of the bests of its groups (one, two or four a thread), before the first barrier;
+   `find_near`, from these which bins suit the row; `count_nearest`, all keys. See `radix_register_near`.
+4. Of others: `count_bests`, the best of each group of keys (one of each of the thread's vectors, so that neighbours are
+   in different groups) by its first 11 bits; the bin of the k-th best of them ends at the bound. `count_near`, keys up
+   to the bound in 2,048 bins, of a key each (f16) or of 2^11 (f32), the worst at the bound, all that is better than the
+   bins in the first. Left out where a thread has one vector, or where k is not small against the number of groups.
 5. `narrow`: more counts, while the k-th best's bin holds more than 32 keys that are not equal. Up to 32 are gathered
    and compared by every warp (`gather`, `find_few`).
 6. `take_any`: each warp reserves places with one atomic. Or, where order or ties matter, `take`: in the order of the
-   row, by prefix sums over lanes and warps. Either way elements go into a list in shared memory, which `sort_list`
-   sorts for order "value", and `write_plain` or `write_row` (values, transforms, int64) writes side by side.
+   row, by prefix sums over lanes and warps. Elements go into a list in shared memory, which `sort_list` sorts for
+   order "value", and `write_plain` or `write_row` (values, transforms, int64) writes side by side. Up to 1,024 plain
+   ones of rows of up to 4,096 in any order are written straight.
 
 Threads. With T threads and V vectors each (16 bytes, 8 or 4 scores), vector v of a row belongs to
 
@@ -59,11 +60,13 @@ loads, one histogram, any dtype.
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32, const_expr
 
+from . import _cute_ops as ops
 from ._cute_rows import Row, SelectArguments
 from .radix_register_digits import Range
 from .radix_register_layout import Memory, Place, Shared
 from .radix_register_list import List
 
+STRAIGHT = 1024  # most elements that are written without a list: scattered, which is slow for many
 ANY = 1  # bit of `path`: order and ties are "any"
 
 
@@ -114,13 +117,20 @@ class RadixRegister(List):
             keyed = keyed or arguments.out_values != Int64(0)
         whole = candidates <= room and not (row.drop or keyed)  # nothing to find out: elements 0 .. candidates - 1
         plain = self.is_plain(arguments)
+        loose = any_ and candidates > room and not (row.drop or keyed)
+        straight = Int64(0)
+        if const_expr(self.straight):
+            if loose and plain and k <= Int32(STRAIGHT):
+                straight = self.plain_cells(arguments, row_index)
         taken = candidates
         if not whole:
             taken = Int32(0)
             if room > Int32(0) and candidates > Int32(0):
-                loose = any_ and candidates > room and not (row.drop or keyed)
-                taken = self.select(arguments, row, shared, memory, place, loaded, loose, keyed)
-        if plain:
+                taken = self.select(arguments, row, shared, memory, place, loaded, loose, straight, keyed)
+        if straight != Int64(0) and taken > Int32(0):
+            if row.pinned != Int32(0) and tid == Int32(0):
+                ops.store_int32(straight + Int64(taken) * 4, row.count - Int32(1))
+        elif plain:
             self.write_plain(arguments, row, row_index, shared, tid, taken, whole, keyed)
         else:
             self.write_row(arguments, row, row_index, shared, tid, taken, whole, keyed)
@@ -135,6 +145,7 @@ class RadixRegister(List):
         place: Place,
         loaded,
         loose: Boolean,
+        straight: Int64,
         keyed: Boolean,
     ) -> Int32:
         """Puts the best of the row into the list; returns how many were taken (dropped ones are not).
@@ -147,13 +158,14 @@ class RadixRegister(List):
             place: this thread.
             loaded: its vectors.
             loose: any order does.
+            straight: where elements are written if there need be no list, else 0.
             keyed: keys are listed too.
         """
         candidates = row.count - row.pinned
         room = arguments.k - row.pinned
         grid = self.lay_out(arguments, row)
         keys = self.keys_of(grid, memory, place, loaded, row.largest)
-        if const_expr(self.size == 2):
+        if const_expr(self.near):
             self.note_bests(shared, place, grid, keys, room)
         cute.arch.sync_threads()
         if const_expr(self.recent):
@@ -164,7 +176,7 @@ class RadixRegister(List):
         cut = self.cut(row, found)
         taken = room
         if loose:
-            self.take_any(shared, place, grid, keys, cut, room - cut.need, found.inside)
+            self.take_any(shared, place, grid, keys, cut, (room - cut.need, found.inside), straight)
         else:
             taken = self.take(shared, place, grid, keys, cut, keyed)
             if row.by_value:

@@ -17,6 +17,7 @@ from .radix_wide_layout import Layout as WideLayout
 
 TURN = 72  # vectors; whole cache lines, but no whole warps
 LOG_BINS = 11
+STRAIGHT_SCORES = 4096  # longer rows lost more by the code than they gained
 
 
 class Place(NamedTuple):
@@ -73,6 +74,8 @@ class Layout(WideLayout):
         self.shared_bytes = shape.shared_bytes(self.size)
         self.entry_words = self.size // 2
         self.none = (1 << self.bits) - 1  # no element's key
+        self.near = dtype == ops.BF16 or (dtype == ops.F16 and vectors == 1)  # keys are counted once
+        self.straight = threads * vectors * self.per_vector <= STRAIGHT_SCORES  # elements may be written without a list
         self.first_shift = self.bits - LOG_BINS
         self.near_shift = max(self.first_shift - LOG_BINS + 1, 0)
         self.near_reach = BINS << self.near_shift

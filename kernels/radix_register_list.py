@@ -121,6 +121,14 @@ class List(Sort, Emit):
         return other == Int64(0) and not has(arguments.flags, OUT_INT64 | EXPAND)
 
     @cute.jit
+    def plain_cells(self, arguments, row_index: Int32) -> Int64:
+        """Where the row's cells are, if they are int32 without values and transforms."""
+        indices = arguments.out_indices + Int64(row_index) * (arguments.out_indices_stride * 4)
+        if is_given_up(arguments):
+            indices = arguments.spare + SPARE_CELLS
+        return indices
+
+    @cute.jit
     def write_plain(
         self,
         arguments,
@@ -133,9 +141,7 @@ class List(Sort, Emit):
         keyed: Boolean,
     ):
         """Writes the row's cells where they are int32 without values and transforms; as `write_row`."""
-        indices = arguments.out_indices + Int64(row_index) * (arguments.out_indices_stride * 4)
-        if is_given_up(arguments):
-            indices = arguments.spare + SPARE_CELLS
+        indices = self.plain_cells(arguments, row_index)
         pinned_at, lead = taken, Int32(0)
         if row.by_value:
             pinned_at, lead = Int32(0), row.pinned

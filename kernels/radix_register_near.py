@@ -53,9 +53,9 @@ class Bests(Layout):
 
     @cute.jit
     def is_near(self, place: Place, grid, need: Int32, candidates: Int32) -> Boolean:
-        """Whether the bins suit the row: no more than half of it is selected, and there can be a bound."""
+        """Whether the bins suit the row: no more than a third of it is selected, and there can be a bound."""
         wanted, threads = self.share(place, grid, need)
-        return need * 2 <= candidates and wanted <= threads * 4
+        return need * 3 <= candidates and wanted <= threads * 4
 
     @cute.jit
     def note_bests(self, shared: Shared, place: Place, grid, keys, need: Int32):
@@ -67,7 +67,7 @@ class Bests(Layout):
         for i in cutlass.range_constexpr(4):
             best = keys[0][i]
             for j in cutlass.range_constexpr(1, self.rounds):
-                best = rops.better_keys(best, keys[j][i], self.recent)
+                best = rops.better_keys(best, keys[j][i], self.dtype, self.recent)
             bests.append(cutlass.min(best & Uint32(0xFFFF), best >> Uint32(16)))
         best = cutlass.min(cutlass.min(bests[0], bests[1]), cutlass.min(bests[2], bests[3]))
         worst = best

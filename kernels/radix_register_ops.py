@@ -54,8 +54,10 @@ def score_of_key(key: Uint32, largest: Boolean, dtype: str) -> Uint32:
     return score ^ (Uint32(Int32(score) >> 31) & keep)
 
 
-def better_keys(a: Uint32, b: Uint32, packed: bool) -> Uint32:
-    """The better of two words' 16-bit keys, half by half; `packed`: the GPU compares both halves at once."""
+def better_keys(a: Uint32, b: Uint32, dtype: str, packed: bool) -> Uint32:
+    """The better of two words' keys, half by half; `packed`: the GPU compares both halves at once."""
+    if dtype == ops.F32:
+        return ops._pure("min.u32 $0, $1, $2;", "=r,r,r", a, b)
     if packed:
         return min_keys(a, b)
     ptx = (
@@ -100,14 +102,16 @@ def count_key(key: Uint32, low: Uint32, span: Uint32, shift: Uint32, bins: Uint3
 
 
 @dsl_user_op
-def count_near(key: Uint32, limit: Uint32, base: Uint32, bins: Uint32, shift: int, *, loc=None, ip=None) -> None:
-    """Adds 1 to the bin of a key that is no more than `limit`: that of max(key, base) >> shift."""
+def count_near(
+    key: Uint32, compared: Uint32, limit: Uint32, base: Uint32, bins: Uint32, shift: int, *, loc=None, ip=None
+) -> None:
+    """Adds 1 to the bin of a key if `compared` <= `limit`: that of max(key, base) >> shift."""
     ptx = (
-        "{ .reg .pred p; .reg .b32 u; setp.le.u32 p, {$r0}, {$r1}; max.u32 u, {$r0}, {$r2}; "
+        "{ .reg .pred p; .reg .b32 u; setp.le.u32 p, {$r1}, {$r2}; max.u32 u, {$r0}, {$r3}; "
         f"shr.u32 u, u, {shift}; "
-        "shl.b32 u, u, 2; add.u32 u, u, {$r3}; @p red.shared.add.u32 [u], 1; }"
+        "shl.b32 u, u, 2; add.u32 u, u, {$r4}; @p red.shared.add.u32 [u], 1; }"
     )
-    cute.arch.inline_ptx(ptx, read_only_args=[key, limit, base, bins], loc=loc, ip=ip)
+    cute.arch.inline_ptx(ptx, read_only_args=[key, compared, limit, base, bins], loc=loc, ip=ip)
 
 
 @dsl_user_op
