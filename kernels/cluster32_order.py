@@ -19,6 +19,7 @@ class Order(Marking, ByValue, Emit):
     """Steps 6 and 7 where order or ties matter."""
 
     value_barrier = 4
+    by_bins = True
 
     def cells_of(self, arguments, row_index: Int32) -> Cells:
         """The row's outputs."""

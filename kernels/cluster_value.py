@@ -13,14 +13,15 @@ from cutlass import Int32, Uint32, const_expr
 
 from . import _cute_ops as ops
 from . import cluster_ops as cops
+from ._cute_bins import ByBins
 from ._cute_flags import ORDER_VALUE
 from ._cute_rows import has
-from ._cute_sort import BASE_WORDS, SORTED, Sort, counter_bytes
+from ._cute_sort import BASE_WORDS, SORTED, counter_bytes
 
 WORST = 0xFFFFFFFF  # of the keys that are sorted, which ascend from the best
 
 
-class ByValue(Sort):
+class ByValue(ByBins):
     """Step 7, for a kernel's class that has `key_at` and `write_cell`, and a barrier for it."""
 
     @cute.jit
@@ -66,7 +67,8 @@ class ByValue(Sort):
         cute.arch.sync_threads()
         counters = entries + SORTED * 8
         bases = counters + counter_bytes(self.threads)
-        self.sort_by_key((entries, 2), count, Uint32(WORST), (counters, bases, bases + BASE_WORDS * 4), 0)
+        scratch = (counters, bases, bases + BASE_WORDS * 4)
+        self.sort_list_by_key((entries, 2), count, Uint32(WORST), scratch, 0)
         cells = self.cells_of(arguments, row_index)
         for position in cutlass.range(place.tid, arguments.k, self.threads, unroll=1):
             element = Int32(-1)

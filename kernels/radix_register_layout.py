@@ -68,6 +68,7 @@ class Layout(WideLayout):
         self.threads = threads
         self.warps = threads // 32
         self.rounds = vectors  # vectors a thread
+        self.by_bins = self.size == 4 and vectors <= 4  # beside more vectors than that its registers spill
         self.recent = recent  # sm_90 and up: packed comparisons, dependent launches
         shape = Shape(threads, vectors)
         self.capacity = shape.list_capacity(self.size)

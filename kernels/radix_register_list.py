@@ -8,14 +8,15 @@ from cutlass import Boolean, Int32, Int64, Uint32, Uint64, const_expr
 
 from . import _cute_ops as ops
 from . import radix_register_ops as rops
+from ._cute_bins import ByBins
 from ._cute_flags import EXPAND, OUT_INT64, SPARE_CELLS
 from ._cute_rows import Row, find_cells, has, is_given_up, write_cell
-from ._cute_sort import SORTED, Sort
+from ._cute_sort import SORTED
 from .radix_register_emit import Emit
 from .radix_register_layout import Place, Shared
 
 
-class List(Sort, Emit):
+class List(ByBins, Emit):
     """Sorts and writes the list."""
 
     @cute.jit
@@ -33,7 +34,7 @@ class List(Sort, Emit):
             if const_expr(self.size == 2):
                 worst = (worst << Uint32(16)) | Uint32(0xFFFF)
             list_ = Int32(shared.sList.iterator.toint()), self.entry_words
-            self.sort_by_key(list_, entries, worst, spare, 32 - self.bits)
+            self.sort_list_by_key(list_, entries, worst, spare, 32 - self.bits)
         else:
             self.sort_by_network(shared, place, entries)
 
