@@ -68,13 +68,14 @@ GRIDS = {
     "table": Grid(ROWS, (1024, 2048, 4096, 8192, 16384, 18432, 32768, *WIDTHS[2:]), (512, 2048)),
     "crossing": Grid(ROWS, (4096, 8192, 16384, 18432, 32768), (512, 2048)),
     "ordered": Grid((4, 64, 256), (1024, 4096, 8192, 16384, 18432, 32768, 65536, 131072, 1048576), (512, 2048)),
+    "sorted": Grid((1, 64, 256), (4096, 8192, 9216), (2048,)),
     "between": Grid((2, 8, 32, 128), (3000, 6000, 12000, 24000, 50000, 100000, 200000, 700000), (64, 1024)),
     "small": Grid((1, 64, 256), (16384, 131072, 1048576), (2048,)),
 }
-"""Shapes by name: those of the record; more of them, and those of ordered output, for the chooser's table; those at
-which families cross, for a quick renewal of it; others, on which its choices are tried; few for kinds of rows and other
-output forms. Past 16,384 scores `radix_register` takes another variant, half as fast: without a shape just above, the
-table would not tell until 32,768."""
+"""Shapes by name: those of the record; more of them, those of ordered output, and short rows by value, for the
+chooser's table; those at which families cross, for a quick renewal of it; others, on which its choices are tried; few
+for kinds of rows and other output forms. Past 16,384 scores `radix_register` takes another variant, half as fast:
+without a shape just above, the table would not tell until 32,768; past 8,192 it sorts float32 by other code."""
 
 NAMED = {
     ("bf16", 1, 131072, 2048): 7.5,

@@ -198,6 +198,8 @@ def plan(options: argparse.Namespace) -> list[tuple[Cell, list[Contender]]]:
     if options.forms and options.grid in ("table", "crossing"):
         ordered, widths = list(contenders(families, ("none",), ("index",))), GRIDS[options.grid].widths
         work += [(cell, ordered) for cell in cells("ordered", dtypes) if cell.width in widths]
+        by_value = list(contenders(families, ("none",), ("value",)))
+        work += [(cell, by_value) for cell in cells("sorted", dtypes)]
     if options.forms:
         formed = list(contenders(families, ("none",), ("pdl", "index", "value", "group8")))
         work += [(cell, formed) for cell in cells("small", dtypes)]

@@ -228,6 +228,7 @@ def test_the_command_line_plans_the_work() -> None:
     assert {"cluster+pdl", "auto+index", "radix_wide+group8"} <= {one.name for _, many in work[-9:] for one in many}
     quick = bench.plan(bench.parser().parse_args(["--grid", "crossing", "--forms", "--families", "cluster"]))
     assert {cell.width for cell, many in quick if many[0].name == "cluster+index"} == {4096, 8192, 16384, 18432, 32768}
+    assert {cell.width for cell, many in quick if many[0].name == "cluster+value"} == {4096, 8192, 9216}
     with pytest.raises(SystemExit, match="bf16"):
         bench.plan(bench.parser().parse_args(["--dtypes", "f64"]))
 
