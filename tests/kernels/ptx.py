@@ -28,8 +28,16 @@ _UNSIGNED = {"b16": np.uint16, "u16": np.uint16, "b32": np.uint32, "u32": np.uin
 _UNSIGNED |= {"b64": np.uint64, "u64": np.uint64, "bf16x2": np.uint32, "f16x2": np.uint32, "b8": np.uint8}
 _UNSIGNED |= {"u16x2": np.uint32}
 _TYPES = _SIGNED | _UNSIGNED
-_COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater}
+_COMPARE: dict[str, Callable[..., Array]] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+}
 _COMPARE |= {"ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
+_COMPARE |= {"gtu": lambda a, b: ~(a <= b), "geu": lambda a, b: ~(a < b)}  # of floats: or either is NaN
+_COMPARE |= {"ltu": lambda a, b: ~(a >= b), "leu": lambda a, b: ~(a > b)}
 _JUMPS = ("bra", "ret", "bar", "shfl", "vote", "redux")
 _NONE = -1
 
@@ -352,6 +360,8 @@ class Cta:
             return lambda a, b: better(*(np.ascontiguousarray(one).view(np.uint16) for one in (a, b))).view(dtype)
         if kind in ("f32", "bf16x2", "f16x2") and name != "mov":
             return _float_function(name, suffixes)
+        if name == "mul" and "hi" in suffixes:
+            return lambda a, b: (a.astype(np.uint64) * b >> np.uint64(32)).astype(np.uint32)
         if name in ("mul", "mad") and "wide" in suffixes:
             wide: Any = np.int64 if kind[0] == "s" else np.uint64
             return lambda a, b: a.astype(wide) * b.astype(wide)
@@ -454,18 +464,20 @@ class Cta:
         return step
 
     def _op_cvt(self, _: str, suffixes: list[str], operands: tuple[str, ...]) -> Step:
-        to, origin = (_TYPES[one] for one in suffixes[-2:])
+        to, origin = (np.float32 if one == "f32" else _TYPES[one] for one in suffixes[-2:])
         register = self._register(operands[1])
         store = self._store(operands[0])
 
         def step(mask: Array) -> None:
-            value = register.astype(f"u{np.dtype(origin).itemsize}").view(origin).astype(to)
-            store(value.astype(self._register(operands[0]).dtype), mask)
+            with np.errstate(all="ignore"):
+                value = register.astype(f"u{np.dtype(origin).itemsize}").view(origin).astype(to)
+            store(value if to is np.float32 else value.astype(self._register(operands[0]).dtype), mask)
 
         return step
 
     def _op_setp(self, _: str, suffixes: list[str], operands: tuple[str, ...]) -> Step:
-        a, b = (self._source(one, _TYPES[suffixes[-1]]) for one in operands[1:3])
+        kind = np.float32 if suffixes[-1] == "f32" else _TYPES[suffixes[-1]]
+        a, b = (self._source(one, kind) for one in operands[1:3])
         compare = _COMPARE[suffixes[0]]
         store = self._store(operands[0])
         return lambda mask: store(compare(a(), b()), mask)
@@ -700,8 +712,16 @@ def _float_function(name: str, suffixes: list[str]) -> Callable[..., Array]:
 
     if name == "max" and "NaN" in suffixes:
         return lambda a, b: by_parts(maximum, a, b)
-    if name == "add" and bits == 32:
-        return lambda a, zero: by_parts(canonical, a)
+    numbers: dict[str, Callable[..., Array]] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+    numbers |= {"min": np.fmin, "max": np.fmax, "rcp": np.reciprocal, "fma": lambda a, b, c: a * b + c}
+    if name in numbers and bits == 32:
+        function = numbers[name]
+
+        def of_numbers(*arrays: Array) -> Array:
+            result: Array = function(*(np.ascontiguousarray(one).view(np.float32) for one in arrays)).astype(np.float32)
+            return np.where(np.isnan(result), np.uint32(nan), result.view(np.uint32))
+
+        return of_numbers
     if name == "fma" and bits == 16:
         return lambda a, one, zero: by_parts(canonical, a)
     raise PtxError(f"unknown float instruction {name}.{'.'.join(suffixes)}")

@@ -174,10 +174,6 @@ class Cta(ptx.Cta):
         return step
 
     def _op_cvt(self, name: str, suffixes: list[str], operands: tuple[str, ...]) -> ptx.Step:
-        if suffixes[:2] == ["rn", "f32"]:
-            whole = self._source(operands[1], np.int32)
-            store = self._store(operands[0])
-            return lambda mask: store(whole().astype(np.float32), mask)
         if suffixes == ["rzi", "s32", "f32"]:
             real = self._source(operands[1], np.float32)
             store = self._store(operands[0])

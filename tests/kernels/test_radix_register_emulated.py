@@ -14,6 +14,7 @@ from tests.conformance.directed import directed, ints, rows_of
 from tests.kernels import ptx
 from tests.kernels.test_radix_wide_emulated import Emulated
 from tests.near_rows import KINDS, near_cases
+from tests.value_rows import COUNTS, VALUE_KINDS, case_of
 from topkd.kernels import SelectRequest
 from topkd.kernels._cute_compile import compile_kernel, installed
 from topkd.kernels.radix_register import ANY, RadixRegisterFamily, Variant, facts_of
@@ -100,3 +101,15 @@ def test_rows_against_the_bins_of_16_bits(emulated: Backend, dtype: str, kind: s
     for width, every in ((1500, 4), (4096, 8), (4999, 8)):
         for case in list(near_cases(kind, dtype, width))[width % 3 :: every]:
             emulated.run(case)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", VALUE_KINDS)
+def test_by_value(emulated: Backend, kind: str, dtype: str) -> None:
+    largest = kind not in ("signs", "outlier")
+    emulated.run(case_of(kind, dtype, 2100, 2048, largest=largest, ties="lowest" if largest else "highest"))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_by_value_of_every_count(emulated: Backend, count: int) -> None:
+    emulated.run(case_of("normal", "float32", 2500, count, largest=count % 2 == 0, ties="highest"))
