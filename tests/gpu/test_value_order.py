@@ -17,7 +17,7 @@ WIDTHS = {
     "radix_register": (2049, 4096, 16_384),
     "radix_wide": (9000,),
     "split_merge": (70_000,),
-    "cluster": (6000, 20_000, 140_000),
+    "cluster": (6000, 20_000, 40_000),
 }
 
 
@@ -27,7 +27,7 @@ def backend() -> Backend:
 
 
 @pytest.mark.parametrize("kind", VALUE_KINDS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kernel", WIDTHS)
 def test_kinds_and_counts(backend: Backend, kernel: str, dtype: str, kind: str) -> None:
     skip_unless_served(kernel)
@@ -40,4 +40,4 @@ def test_kinds_and_counts(backend: Backend, kernel: str, dtype: str, kind: str) 
                 assert "cannot serve" in str(error)  # noqa: PT017
             else:
                 done += 1
-    assert done >= 14 * len(WIDTHS[kernel])
+    assert done >= 7 * len(WIDTHS[kernel])
