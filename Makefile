@@ -7,6 +7,7 @@
 #   TEST_WORKERS processes that share the tests (default: 2; empty: one after another, as with NOVENV, which may lack pytest-xdist)
 #   GPU_WORKERS  processes that share the GPU tests (needs pytest-xdist; default: one after another)
 #   GPU_PART     exclusive, service, kernels or mps: run only this part of the GPU tests (default: all)
+#   GPU_AGAIN=1  run only GPU test files that have failed, or that tests/gpu/record.json does not have as they are
 #   JOBS         processes that compile kernels (default: one a core)
 #   SERVICE_ARGS arguments of the service bench (default: everything, about nine minutes on a GPU; --short for a look)
 #   BENCH_ARGS   arguments of the kernel bench (default: all families, kinds of rows and output forms, 300 s)
@@ -23,6 +24,7 @@ PYTEST_ARGS ?=
 TEST_WORKERS ?= $(if $(NOVENV),,2)
 GPU_WORKERS ?=
 GPU_PART ?=
+GPU_AGAIN ?=
 JOBS ?= $(shell nproc)
 BENCH_ARGS ?= --families all --kinds --forms --seconds 300
 export TORCH_INDEX ?=
@@ -116,7 +118,7 @@ resources: build/kernels.json ## Renew that report, tests/kernels/resources.csv
 .PHONY: gpu-test gpu-record-check bench bench-kernels bench-service bench-table
 gpu-test: $(READY) ## Run the tests marked gpu and write tests/gpu/record.json
 	$(check-folder)
-	$(PY) tests/gpu/record.py run --tests build/check $(if $(GPU_WORKERS),--workers $(GPU_WORKERS)) $(if $(GPU_PART),--part $(GPU_PART)) $(PYTEST_ARGS)
+	$(PY) tests/gpu/record.py run --tests build/check $(if $(GPU_WORKERS),--workers $(GPU_WORKERS)) $(if $(GPU_PART),--part $(GPU_PART)) $(if $(GPU_AGAIN),--again) $(PYTEST_ARGS)
 
 gpu-record-check: ## Say whether tests/gpu/record.json is of the code as it stands
 	@$(PYTHON) tests/gpu/record.py check

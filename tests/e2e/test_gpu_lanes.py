@@ -102,6 +102,7 @@ def test_a_dead_worker_releases_a_graph_of_64_calls(launch: Launch) -> None:
         graph.replay()
         torch.cuda.synchronize()
         killed_at = processes.kill(worker)
+        processes.wait_until(lambda: not processes.alive(worker), 10, "no round of its is left on the GPU to answer")
         graph.replay()
         torch.cuda.synchronize()
         assert time.monotonic() - killed_at < 10

@@ -1,14 +1,14 @@
 """The record of the GPU tests: what ran where, on which code, with which outcome.
 
-    python tests/gpu/record.py run [--tests FOLDER] [--workers N] [--part NAME] [PYTEST ARGUMENTS]
-        run the tests, write record.json and junit-*.xml
+    python tests/gpu/record.py run [--tests FOLDER] [--workers N] [--part NAME] [--again] [PYTEST ARGUMENTS]
+        run the tests, write record.json and junit-*.xml; with --again only the test files that have failed or changed
     python tests/gpu/record.py check
         is the record of the code as it stands?
 
 A machine without a GPU cannot run these tests, so their outcome is committed, with a hash of every file that it stands
 for: the kernels, the test files that ran, and what those import from tests/. `check` compares the hashes with
-the tree. The tests run in parts, one after another, and the record is written after each: a part that ran on the same
-kind of device and the same files stays in the record when another is run.
+the tree. The tests run in parts, one after another, and the record is written after each: what ran on the same kind of
+device, and stands for the same files, stays in the record when something else is run.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ PARTS = {
     "kernels": Part("gpu and not exclusive and not bench and not mps", KERNELS, "worksteal"),
     "mps": Part("gpu and mps and not bench", (), "loadfile", 2, mps=True),
 }
+OUTCOMES = ("passed", "failed", "skipped")
 FINISHED = (0, 1)
 """pytest's exit status when all tests have run: all passed, or some failed."""
 PACKAGES = ("topkd", "torch", "grpcio", "protobuf", "numpy", "hypothesis", "pytest")
@@ -146,28 +147,21 @@ def versions() -> dict[str, str]:
     return found
 
 
-def read_junit(path: Path) -> tuple[dict[str, int], set[str]]:
-    """Returns the counts of a JUnit file, and the test files that its cases are from."""
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
-    files = set()
+def read_junit(path: Path) -> dict[str, dict[str, int]]:
+    """Returns the counts of each test file in a JUnit file; a case that was cut off while it ran is none."""
+    files: dict[str, dict[str, int]] = {}
     for case in ET.parse(path).getroot().iter("testcase"):
-        if case.get("name") is None:  # cut off while it ran
+        if case.get("name") is None:
             continue
         outcome = {child.tag for child in case}
-        if outcome & {"failure", "error"}:
-            counts["failed"] += 1
-        elif "skipped" in outcome:
-            counts["skipped"] += 1
-        else:
-            counts["passed"] += 1
-        if "skipped" not in outcome:
-            files.add(str(case.get("file")))
-    return counts, files
+        how = "failed" if outcome & {"failure", "error"} else "skipped" if "skipped" in outcome else "passed"
+        files.setdefault(str(case.get("file")), dict.fromkeys(OUTCOMES, 0))[how] += 1
+    return files
 
 
-def junit(part: str) -> Path:
-    """Returns where a part's JUnit file is, relative to the project."""
-    return Path(f"tests/gpu/junit-{part}.xml")
+def junit(part: str, again: bool = False) -> Path:
+    """Returns where a part's JUnit file is, or that of what was run again, relative to the project."""
+    return Path(f"tests/gpu/junit-{part}{'-again' if again else ''}.xml")
 
 
 def without_paths(path: Path, *folders: str) -> None:
@@ -178,7 +172,9 @@ def without_paths(path: Path, *folders: str) -> None:
     path.write_text(text)
 
 
-def run(folder: Path, arguments: list[str], workers: int | None = None, parts: Sequence[str] = ()) -> int:
+def run(
+    folder: Path, arguments: list[str], workers: int | None = None, parts: Sequence[str] = (), again: bool = False
+) -> int:
     """Runs the tests in a folder that holds a copy of tests/, and writes the record into the tree after each part.
 
     Args:
@@ -186,28 +182,39 @@ def run(folder: Path, arguments: list[str], workers: int | None = None, parts: S
         arguments: More of its arguments; with any, the record is of a part only.
         workers: Processes that share the tests (pytest-xdist), but for the exclusive ones. None: all run one by one.
         parts: Names of `PARTS`; none are all.
+        again: Run only the test files that have failed, or are not in the record as they are.
     """
     if differs := installed_differs(ROOT):
         raise SystemExit(f"record: the installed topkd is not of this tree: {', '.join(differs)}")
     about, status = device(), 0
     uuid = about.pop("uuid")
-    record = kept(ROOT, about) if parts and not arguments else {}
+    record = kept(ROOT, about) if (parts or again) and not arguments else {}
     for name in parts or PARTS:
         part = PARTS[name]
+        before = record.get("parts", {}).get(name, {}) if again else {}
+        chosen = part.arguments if not again else tuple(to_run_again(ROOT, record, name))
+        if not chosen and again:
+            continue
         shared = ["-n", str(min(workers, part.most)), "--dist", part.dist] if workers is not None and part.dist else []
-        options = ["-m", part.marks, f"--junit-xml={ROOT / junit(name)}", *part.arguments, *shared, *arguments]
+        results = ROOT / junit(name, again)
+        options = ["-m", part.marks, f"--junit-xml={results}", *chosen, *shared, *arguments]
         with environment(part) as variables:
             command = [sys.executable, "-m", "pytest", *options]
             ended = subprocess.run(command, cwd=folder, env=variables, check=False).returncode
         status = ended or status
-        without_paths(ROOT / junit(name))
-        counts, files = read_junit(ROOT / junit(name))
+        without_paths(results)
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        done = {"date": date, "uuid": uuid, "counts": counts, "finished": ended in FINISHED, "files": sorted(files)}
+        files = {file: {"date": date, "uuid": uuid, **counts} for file, counts in read_junit(results).items()}
+        done = {
+            "finished": ended in FINISHED and before.get("finished", True),
+            "missing": sorted(set(before.get("missing", ())) - set(files)),
+            "files": before.get("files", {}) | files,
+        }
         record = joined(ROOT, record, name, done) | {"device": about, "versions": versions()}
         record["complete"] &= not arguments
         (ROOT / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-        print(f"{RECORD}, of {about['name']}: {name}: {', '.join(f'{count} {how}' for how, count in counts.items())}")
+        counts = ", ".join(f"{sum(file[how] for file in files.values())} {how}" for how in OUTCOMES)
+        print(f"{RECORD}, of {about['name']}: {name}: {counts}")
     return status
 
 
@@ -227,21 +234,40 @@ def environment(part: Part) -> Iterator[dict[str, str] | None]:
 
 
 def kept(root: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Returns the record that is there without the parts that are of another kind of device or of other files."""
+    """Returns what the record that is there has of the files as they are, nothing if it is of another kind of device.
+
+    A test file that has changed is missing in its part.
+    """
     try:
         record: dict[str, Any] = json.loads((root / RECORD).read_text())
-        if record["device"] != about:
+        if record["device"] != about or not stands(root, record["sha256"], []):
             return {}
-        parts = {name: part for name, part in record["parts"].items() if stands(root, record["sha256"], part["files"])}
+        for part in record["parts"].values():
+            standing = {name: file for name, file in part["files"].items() if stands(root, record["sha256"], [name])}
+            part["missing"] = sorted({*part["missing"], *part["files"]} - set(standing))
+            part["files"] = standing
     except (FileNotFoundError, KeyError):
         return {}
-    return record | {"parts": parts} if parts else {}
+    return record
 
 
 def stands(root: Path, recorded: dict[str, str], ran: list[str]) -> bool:
-    """Says whether the test files that ran, and what they stand for, are as they were recorded."""
+    """Says whether test files that ran, and what all stand for, are as they were recorded."""
     marks = marked(root) - set(ran)
     return all(recorded.get(name) == now for name, now in hashes(root, set(ran)).items() if name not in marks)
+
+
+def to_run_again(root: Path, record: dict[str, Any], name: str) -> list[str]:
+    """Returns the test files of a part that have failed, or that the record does not have as they are.
+
+    A file that is new may be of any part: pytest finds nothing to run in the others.
+    """
+    part = record.get("parts", {}).get(name, {"missing": [], "files": {}})
+    failed = {file for file, counts in part["files"].items() if counts["failed"]}
+    new = {
+        file for file in marked(root) - set(record.get("sha256", ())) if file.startswith(KERNELS) == (name == "kernels")
+    }
+    return sorted(failed.union(part["missing"], new))
 
 
 def joined(root: Path, record: dict[str, Any], name: str, done: dict[str, Any]) -> dict[str, Any]:
@@ -251,14 +277,16 @@ def joined(root: Path, record: dict[str, Any], name: str, done: dict[str, Any]) 
         root: The project.
         record: What there was, or nothing.
         name: Of the part.
-        done: Its date, counts, test files that ran, and whether all of its tests have run.
+        done: The counts of each test file, with date and device; whether it ran to its end, and what is missing still.
     """
     parts = {**record.get("parts", {}), name: done}
+    files = [file for part in parts.values() for file in part["files"].values()]
     return {
-        "date": max(part["date"] for part in parts.values()),
+        "date": max((file["date"] for file in files), default=""),
         "parts": parts,
-        "complete": set(parts) == set(PARTS) and all(part["finished"] for part in parts.values()),
-        "counts": {how: sum(part["counts"][how] for part in parts.values()) for how in ("passed", "failed", "skipped")},
+        "complete": set(parts) == set(PARTS)
+        and all(part["finished"] and not part["missing"] for part in parts.values()),
+        "counts": {how: sum(file[how] for file in files) for how in OUTCOMES},
         "sha256": hashes(root, {file for part in parts.values() for file in part["files"]}),
     }
 
@@ -307,11 +335,12 @@ def main(argv: list[str] | None = None) -> int:
     runner = commands.add_parser("run", help="run the tests marked gpu and write the record")
     runner.add_argument("--tests", type=Path, default=ROOT, metavar="FOLDER", help="folder to run pytest in")
     runner.add_argument("--part", choices=PARTS, action="append", default=[], help="run only this; again for more")
+    runner.add_argument("--again", action="store_true", help="run only the test files that have failed or changed")
     runner.add_argument("--workers", type=int, metavar="N", help="processes that share the tests (pytest-xdist)")
     commands.add_parser("check", help="exit 0 if the record is of the code as it stands")
     args, rest = parser.parse_known_args(argv)
     if args.command == "run":
-        return run(args.tests, rest, args.workers, args.part)
+        return run(args.tests, rest, args.workers, args.part, args.again)
     good, lines = check(ROOT)
     print(*lines, sep="\n")
     return 0 if good else 1

@@ -112,10 +112,11 @@ def test_no_record_is_not_good(tree: Path) -> None:
 def test_counts_and_files_of_a_junit_file(tmp_path: Path) -> None:
     junit = tmp_path / "junit.xml"
     junit.write_text(JUNIT)
-    assert record.read_junit(junit) == (
-        {"passed": 1, "failed": 1, "skipped": 1},
-        {"tests/kernels/test_select.py"},
-    )
+    counts = {
+        file: tuple(outcomes[how] for how in ("passed", "failed", "skipped"))
+        for file, outcomes in record.read_junit(junit).items()
+    }
+    assert counts == {"tests/kernels/test_select.py": (1, 1, 0), "tests/kernels/test_other.py": (0, 0, 1)}
 
 
 def test_folders_of_the_machine_are_left_out_of_a_junit_file(tmp_path: Path) -> None:
@@ -125,42 +126,45 @@ def test_folders_of_the_machine_are_left_out_of_a_junit_file(tmp_path: Path) -> 
     assert path.read_text() == "at tests/gpu/test_a.py:3: in lib/torch.py, /home/me"
 
 
-def done(*files: str, passed: int = 3, day: int = 1, finished: bool = True) -> dict[str, Any]:
-    counts = {"passed": passed, "failed": 1, "skipped": 0}
-    return {"date": f"2026-01-{day:02}T00:00:00+00:00", "counts": counts, "finished": finished, "files": list(files)}
+def done(*files: str, passed: int = 3, failed: int = 0, day: int = 1, finished: bool = True) -> dict[str, Any]:
+    counts = {"date": f"2026-01-{day:02}T00:00:00+00:00", "passed": passed, "failed": failed, "skipped": 0}
+    return {"finished": finished, "missing": [], "files": dict.fromkeys(files, counts)}
 
 
 RAN, PLAIN, MARKED = (f"tests/kernels/test_{name}.py" for name in ("ran", "plain", "marked"))
 
 
 def test_parts_make_one_record(tree: Path) -> None:
-    first, again = done(RAN, day=2), done(PLAIN, passed=2)
+    first, again = done(RAN, failed=1, day=2), done(PLAIN, passed=2)
     both = record.joined(tree, record.joined(tree, {}, "kernels", first), "service", again)
     assert both["parts"] == {"kernels": first, "service": again}
-    assert both["counts"] == {"passed": 5, "failed": 2, "skipped": 0}
-    assert both["date"] == first["date"]
+    assert both["counts"] == {"passed": 5, "failed": 1, "skipped": 0}
+    assert both["date"] == "2026-01-02T00:00:00+00:00"
     assert {RAN, PLAIN} <= set(both["sha256"])
-    assert record.joined(tree, both, "kernels", again)["counts"] == {"passed": 4, "failed": 2, "skipped": 0}
+    assert record.joined(tree, both, "kernels", again)["counts"] == {"passed": 4, "failed": 0, "skipped": 0}
     assert not both["complete"]
     assert not record.joined(tree, both, "exclusive", again)["complete"]
     whole = record.joined(tree, record.joined(tree, both, "exclusive", again), "mps", again)
     assert whole["complete"]
     assert not record.joined(tree, whole, "kernels", done(finished=False))["complete"]  # interrupted
+    assert not record.joined(tree, whole, "kernels", done() | {"missing": [RAN]})["complete"]
 
 
 @pytest.mark.parametrize(
-    ("changed", "stay"),
+    ("changed", "missing"),
     [
-        (None, {"kernels", "service"}),
-        (RAN, {"service"}),
-        (PLAIN, {"kernels"}),
-        (MARKED, {"kernels", "service"}),  # ran in neither
-        ("kernels/a.py", set()),
-        ("tests/oracle.py", set()),
-        ("tests/new.py", set()),
+        (None, {}),
+        (RAN, {"kernels": [RAN]}),
+        (PLAIN, {"service": [PLAIN]}),
+        (MARKED, {}),  # ran in neither
+        ("kernels/a.py", None),
+        ("tests/oracle.py", None),
+        ("tests/new.py", None),
     ],
 )
-def test_a_part_stays_with_the_files_that_it_is_of(tree: Path, changed: str | None, stay: set[str]) -> None:
+def test_what_stands_for_files_that_have_changed_is_left_out(
+    tree: Path, changed: str | None, missing: dict[str, list[str]] | None
+) -> None:
     about = {"name": "GPU", "driver": "1"}
     assert record.kept(tree, about) == {}
     whole = record.joined(tree, record.joined(tree, {}, "kernels", done(RAN)), "service", done(PLAIN))
@@ -168,8 +172,26 @@ def test_a_part_stays_with_the_files_that_it_is_of(tree: Path, changed: str | No
     (tree / record.RECORD).write_text(json.dumps(whole))
     if changed:
         (tree / changed).write_text(f"{(tree / changed).read_text() if (tree / changed).exists() else ''}# more\n")
-    assert set(record.kept(tree, about).get("parts", {})) == stay
+    kept = record.kept(tree, about)
     assert record.kept(tree, {**about, "driver": "2"}) == {}
+    if missing is None:
+        assert kept == {}
+        return
+    assert {name: part["missing"] for name, part in kept["parts"].items() if part["missing"]} == missing
+    for name, part in kept["parts"].items():
+        assert not set(part["missing"]) & set(part["files"])
+        assert record.to_run_again(tree, kept, name) == part["missing"]
+
+
+def test_what_failed_or_is_new_runs_again(tree: Path) -> None:
+    parts = {"kernels": done(RAN, failed=1), "service": done(PLAIN)}
+    whole = {"parts": parts, "sha256": record.hashes(tree, {RAN, PLAIN})}
+    assert record.to_run_again(tree, whole, "kernels") == [RAN]
+    assert record.to_run_again(tree, whole, "service") == record.to_run_again(tree, whole, "mps") == []
+    for new in ("tests/kernels/test_new.py", "tests/test_new.py"):
+        (tree / new).write_text("@pytest.mark.gpu\n")
+    assert record.to_run_again(tree, whole, "kernels") == ["tests/kernels/test_new.py", RAN]
+    assert record.to_run_again(tree, whole, "exclusive") == ["tests/test_new.py"]
 
 
 def test_every_test_is_in_one_part() -> None:
