@@ -184,15 +184,15 @@ class Client(ClientBase, Closing):
         self,
         *plans: Plan,
         timeout: float | None = None,
-        waits_by: Literal["auto", "kernel", "operations"] = "auto",
+        waits_by: Literal["operations", "kernel"] = "operations",
     ) -> Lane:
         """Opens a lane: calls of these plans then need no request, and can be captured in CUDA graphs.
 
         Args:
             *plans: What the lane calls.
             timeout: Seconds that a call may take; None for the client's. A lane of which one takes longer is broken.
-            waits_by: What calls on a stream are: a "kernel" of one thread, "operations" of memory, or by "auto" a
-                kernel where that can be (`Lane.waits_because`).
+            waits_by: What calls on a stream are: "operations" of memory, or a "kernel" of one thread that waits on the
+                GPU, which costs less, needs MPS, and may keep other processes from starting on the GPU.
 
         Raises:
             ArgumentError: There is no plan, or one of them is none of this client's; or there is no such `waits_by`.
@@ -270,6 +270,6 @@ class Plan(PlanBase, Closing):
 
     __call__ = run
 
-    def lane(self, *, timeout: float | None = None, waits_by: Literal["auto", "kernel", "operations"] = "auto") -> Lane:
+    def lane(self, *, timeout: float | None = None, waits_by: Literal["operations", "kernel"] = "operations") -> Lane:
         """Opens a lane for this plan alone. See `Client.lane`."""
         return open_lane(self._core, (self,), timeout, waits_by)

@@ -72,9 +72,7 @@ class Lane(Closing):
         mode: "armed": the worker's stream waits for calls, no CPU is in them. "polled": a thread of the worker looks
             for calls and launches them.
         reason: Why it is that.
-        waits_by: What a call on a stream is: "kernel" or "operations" of memory. A kernel costs less and needs MPS; as
-            long as it waits it has a warp's place on the GPU.
-        waits_because: Why it is that.
+        waits_by: What a call on a stream is: "operations" of memory, or a "kernel" that waits on the GPU.
         timeout: Seconds that a call has, from when its stream comes to it.
     """
 
@@ -87,11 +85,11 @@ class Lane(Closing):
         *,
         book: LaneBook,
         timeout: float,
-        waiting: tuple[CallKernel | None, str],
+        kernel: CallKernel | None,
     ) -> None:
         self.mode = _MODES.get(opened.mode, "unknown")
         self.reason = str(opened.reason)
-        self._kernel, self.waits_because = waiting
+        self._kernel = kernel
         self.waits_by: WaitsBy = "operations" if self._kernel is None else "kernel"
         self.timeout = timeout
         self.line = FIRST_LANE + opened.lane
@@ -295,9 +293,7 @@ class Lane(Closing):
         return f"<topkd.Lane: {'closed' if self.closed else 'broken' if self.broken else self.mode}>"
 
 
-def open_lane(
-    core: Core, plans: Sequence[Plan], timeout: float | None, waits_by: Literal["auto", "kernel", "operations"]
-) -> Lane:
+def open_lane(core: Core, plans: Sequence[Plan], timeout: float | None, waits_by: WaitsBy) -> Lane:
     """Opens a lane over plans. Blocks.
 
     Raises:
@@ -321,10 +317,8 @@ def open_lane(
     seconds = core.options.timeout if timeout is None else check_seconds("timeout", timeout)
     if not seconds:
         raise ArgumentValueError("timeout is 0; it must be above 0 seconds", argument="timeout")
-    if waits_by not in ("auto", *get_args(WaitsBy)):
-        raise ArgumentValueError(
-            f"waits_by is {waits_by!r}; it must be 'auto', 'kernel' or 'operations'", argument="waits_by"
-        )
+    if waits_by not in get_args(WaitsBy):
+        raise ArgumentValueError(f"waits_by is {waits_by!r}; it must be 'operations' or 'kernel'", argument="waits_by")
     deadline = core.options.deadline(None)
     while True:
         try:
@@ -334,15 +328,13 @@ def open_lane(
                 raise DeadlineExceededError("the session kept changing while a lane was being opened") from None
 
 
-def _open(core: Core, plans: Sequence[Plan], seconds: float, waits_by: str, session: Session) -> Lane:
+def _open(core: Core, plans: Sequence[Plan], seconds: float, waits_by: WaitsBy, session: Session) -> Lane:
     book = session.lanes
     if book is None:
         raise RegionError("no lanes: the session shares no memory with the server, or the server has none")
     book.guard.start()
+    signals = _signals(session) if waits_by == "kernel" else None
     plan_ids = [plan._state.id_in(session) for plan in plans]
-    signals, because = (None, "asked for") if waits_by == "operations" else _signals(session)
-    if signals is None and waits_by == "kernel":
-        raise RegionError(f"no kernel can wait for the lane's calls: {because}")
     request = selection_pb2.OpenLaneRequest(plan_ids=plan_ids, signals=signals)
     deadline = core.options.deadline(None)
     while True:
@@ -353,41 +345,46 @@ def _open(core: Core, plans: Sequence[Plan], seconds: float, waits_by: str, sess
         except ResourceExhaustedError as error:  # while lanes that were closed are still to be given back
             if error.reason != _LIMIT or not book.wait_for_place(given_back, deadline.remaining()):
                 raise
-    waiting = (None, because) if signals is None else _kernel(session, opened)
-    lane = Lane(core, session, plans, opened, book=book, timeout=seconds, waiting=waiting)
-    if waits_by == "kernel" and waiting[0] is None:
-        lane.close()
-        raise RegionError(f"no kernel can wait for the lane's calls: {lane.waits_because}")
-    return lane
+    try:
+        kernel = None if signals is None else _kernel(session, opened)
+    except RegionError:
+        Lane(core, session, plans, opened, book=book, timeout=seconds, kernel=None).close()
+        raise
+    return Lane(core, session, plans, opened, book=book, timeout=seconds, kernel=kernel)
 
 
-def _signals(session: Session) -> tuple[selection_pb2.CudaIpcMemory | None, str]:
-    """Returns the session's device memory for kernels that wait, or why there is none."""
-    ordinal, timeline = session.memory_device, session.timeline
-    if timeline is None or ordinal is None or ordinal == HOST:
-        return None, "the session's memory is not on a GPU of this process"
+def _signals(session: Session) -> selection_pb2.CudaIpcMemory:
+    """Returns the session's device memory for kernels that wait.
+
+    Raises:
+        RegionError: There is none.
+    """
+    timeline = session.timeline
+    if timeline is None or session.memory_device in (None, HOST):
+        raise _no_kernel("the session's memory is not on a GPU of this process")
     from topkd._cuda_call import take_turns
 
-    try:
-        because = take_turns(ordinal)
-        return (timeline.mapped().signals().message, "") if because is None else (None, because)
-    except RegionError as error:
-        return None, str(error)
+    because = take_turns(session.memory_device)
+    if because is not None:
+        raise _no_kernel(because)
+    return timeline.mapped().signals().message
 
 
-def _kernel(session: Session, opened: Any) -> tuple[CallKernel | None, str]:
-    """Returns the kernel that a server has sent for a lane's calls, or None, and why."""
-    if not opened.call_code:
-        return None, str(opened.call_reason) or "the server has no kernel for it"
+def _kernel(session: Session, opened: Any) -> CallKernel:
+    """Returns the kernel that a server has sent for a lane's calls.
+
+    Raises:
+        RegionError: It has sent none, or the driver refuses it.
+    """
+    if not opened.call_code or session.memory_device is None:
+        raise _no_kernel(str(opened.call_reason) or "the server has no kernel for it")
     from topkd._cuda_call import CallKernel
 
-    try:
-        ordinal = session.memory_device
-        if ordinal is None:
-            raise RegionError("the session's memory is not on a GPU of this process")
-        return CallKernel(bytes(opened.call_code), str(opened.call_kernel), ordinal), str(opened.call_reason)
-    except RegionError as error:
-        return None, str(error)
+    return CallKernel(bytes(opened.call_code), str(opened.call_kernel), session.memory_device)
+
+
+def _no_kernel(because: str) -> RegionError:
+    return RegionError(f"no kernel can wait for the lane's calls: {because}")
 
 
 def _outputs(state: PlanState) -> SelectResult:

@@ -102,10 +102,10 @@ def test_a_dead_worker_releases_a_graph_of_64_calls(launch: Launch) -> None:
         graph.replay()
         torch.cuda.synchronize()
         killed_at = processes.kill(worker)
-        processes.wait_until(lambda: not processes.alive(worker), 10, "no round of its is left on the GPU to answer")
-        graph.replay()
-        torch.cuda.synchronize()
-        assert time.monotonic() - killed_at < 10
+        while not lane.broken:  # rounds that were armed may answer some more replays
+            assert time.monotonic() - killed_at < 10
+            graph.replay()
+            torch.cuda.synchronize()
         with pytest.raises(topkd.SessionLostError):
             lane.check()
         with pytest.raises(topkd.SessionLostError):
