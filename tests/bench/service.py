@@ -4,7 +4,7 @@ Starts a server for each mode, and a client in another process: lanes beside the
 (eager, in graphs of 64 calls, from the host), calls on streams, unary calls and batches beside bare gRPC, the rate that
 a lane keeps up, and eight clients that check every bit of what they get. docs/bench.md says how each figure is taken.
 
-    python -m tests.bench.service [--device cuda] [--short] [--calls N] [--soak S] [--kills S] [--rate S] [--modes ...]
+    python -m tests.bench.service [--device cuda] [--short] [--calls N] [--soak S] [--kills S] [--modes ...] ...
 
 Prints a table and a plot, and writes `service.json` into `results/<device>/` beside this file or under `--results`;
 with `--append` modes may be measured one by one.
@@ -73,7 +73,8 @@ def measure(device: str, work: Work, modes: list[str]) -> Iterator[tuple[str, di
                 yield "mps", run_mode(device, replace(work, kill_seconds=0.0), environment)
                 both = True
     if service_report.NO_MPS in modes:
-        yield service_report.NO_MPS, run_mode(device, replace(work, soak_seconds=0.0) if both else work, without_mps())
+        alone = replace(work, waits_by="operations", soak_seconds=0.0 if both else work.soak_seconds)
+        yield service_report.NO_MPS, run_mode(device, alone, without_mps())
 
 
 def folder_of(device: str, name: str) -> str:
@@ -95,6 +96,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, help="seconds at 20,000 calls a second")
     parser.add_argument("--soak", type=float, help="seconds of eight clients")
     parser.add_argument("--kills", type=float, help="seconds of eight clients of which one is killed each second")
+    parser.add_argument("--waits-by", choices=("operations", "kernel"), help="how armed lanes of those clients wait")
     parser.add_argument("--modes", default="mps,no_mps", help="with commas")
     parser.add_argument("--append", action="store_true", help="keep the record's figures of modes not measured now")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -109,6 +111,7 @@ def work_of(options: argparse.Namespace) -> Work:
         "rate_seconds": options.rate,
         "soak_seconds": options.soak,
         "kill_seconds": options.kills,
+        "waits_by": options.waits_by,
     }
     return replace(work, **{name: value for name, value in given.items() if value is not None})
 

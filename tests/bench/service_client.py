@@ -2,8 +2,8 @@
 
 One lane is over one plan, which another client has another of: on a GPU it is armed. The other is over all, and polled.
 
-`python -m tests.bench.service_client SOCKET_DIR DEVICE SEED SECONDS`. Once a second, and at its end, it writes a line
-of JSON: calls so far, wrong ones among them, and whether it is over.
+`python -m tests.bench.service_client SOCKET_DIR DEVICE SEED SECONDS WAITS_BY`. Once a second, and at its end, it writes
+a line of JSON: calls so far, wrong ones among them, and whether it is over.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Checked:
 class Lanes:
     """A lane of one plan, and one of all plans for the others."""
 
-    def __init__(self, client: topkd.Client, checked: list[Checked], own: int) -> None:
+    def __init__(self, client: topkd.Client, checked: list[Checked], own: int, waits_by: Any) -> None:
         self._own = checked[own].plan
-        self._lanes = [self._own.lane(), client.lane(*(one.plan for one in checked))]
+        self._lanes = [self._own.lane(waits_by=waits_by), client.lane(*(one.plan for one in checked))]
 
     def __call__(self, one: Checked) -> Any:
         """Enqueues a call."""
@@ -179,7 +179,7 @@ def run_cuda(lanes: Lanes, checked: list[Checked], ends: float) -> None:
         report.say(int(wrong), over=True)
 
 
-def main(socket_dir: str, device: str, seed: int, seconds: float) -> None:
+def main(socket_dir: str, device: str, seed: int, seconds: float, waits_by: str) -> None:
     """Calls for some seconds."""
     run = {"cpu": run_cpu, "cuda": run_cuda}[device]
     faulthandler.dump_traceback_later(seconds + _ATTACH_S + _GRACE_S, exit=True)
@@ -187,9 +187,9 @@ def main(socket_dir: str, device: str, seed: int, seconds: float) -> None:
     with topkd.Client(socket_dir, attach_timeout=_ATTACH_S) as client:
         client.connect(timeout=_ATTACH_S)
         checked = [Checked(client, shape, rng) for shape in SHAPES]
-        with contextlib.closing(Lanes(client, checked, seed % len(checked))) as lanes:
+        with contextlib.closing(Lanes(client, checked, seed % len(checked), waits_by)) as lanes:
             run(lanes, checked, time.monotonic() + seconds)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])

@@ -27,11 +27,11 @@ _GRACE_S = 200.0
 class _Process:
     """A client process, and the last line that it wrote."""
 
-    def __init__(self, socket_dir: Path, device: str, seed: int, seconds: float) -> None:
+    def __init__(self, socket_dir: Path, device: str, seed: int, seconds: float, waits_by: str) -> None:
         command = [sys.executable, "-m", "tests.bench.service_client", str(socket_dir), device, str(seed)]
         self.last: dict[str, Any] = {"calls": 0, "wrong": 0, "over": False}
         self.killed = False
-        self.popen = subprocess.Popen([*command, f"{seconds:.1f}"], stdout=subprocess.PIPE, text=True)
+        self.popen = subprocess.Popen([*command, f"{seconds:.1f}", waits_by], stdout=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -60,7 +60,7 @@ class _Process:
 
 
 def check_answers(
-    socket_dir: Path, device: str, seconds: float, *, clients: int, kills: bool = False
+    socket_dir: Path, device: str, seconds: float, *, clients: int, kills: bool = False, waits_by: str = "operations"
 ) -> dict[str, Any]:
     """Lets clients call for some seconds, each with a lane of its own.
 
@@ -70,23 +70,25 @@ def check_answers(
         seconds: for which each calls.
         clients: processes at a time.
         kills: whether one of them is killed, and another started, every second.
+        waits_by: what calls of their armed lanes on streams are.
 
     Returns:
         How many calls were made, how many were wrong, how many clients failed, hung, and were killed on purpose.
     """
     rng = random.Random(7)
     ends = time.monotonic() + seconds
-    running = [_Process(socket_dir, device, seed, seconds) for seed in range(clients)]
+    running = [_Process(socket_dir, device, seed, seconds, waits_by) for seed in range(clients)]
     over: list[_Process] = []
     while kills and (left := ends - time.monotonic()) > 2 * _KILL_EVERY_S:
         time.sleep(_KILL_EVERY_S)
         place = rng.randrange(clients)
         running[place].kill()
         over.append(running[place])
-        running[place] = _Process(socket_dir, device, len(over) + clients, left)
+        running[place] = _Process(socket_dir, device, len(over) + clients, left, waits_by)
     hung = sum(not one.wait(ends + _GRACE_S - time.monotonic()) for one in running)
     over += running
     return {
+        "waits_by": waits_by,
         "clients": clients,
         "seconds": seconds,
         "calls": sum(one.last["calls"] for one in over),

@@ -29,6 +29,7 @@ class Work:
         soak_seconds: for which clients call, and check.
         kill_seconds: the same with clients killed every second.
         clients: how many.
+        waits_by: what calls of their armed lanes on streams are: "operations" or a "kernel" (under MPS).
         limit_seconds: after which the process ends itself.
     """
 
@@ -37,6 +38,7 @@ class Work:
     soak_seconds: float = 180.0
     kill_seconds: float = 180.0
     clients: int = 8
+    waits_by: str = "operations"
     limit_seconds: float = 900.0
 
 
@@ -71,9 +73,11 @@ def measure(device: str, work: Work) -> None:
                 say(found, "rate")
         for name, seconds in (("soak", work.soak_seconds), ("kills", work.kill_seconds)):
             if seconds:
-                how = {"clients": work.clients, "kills": name == "kills"}
+                how = {"clients": work.clients, "kills": name == "kills", "waits_by": work.waits_by}
                 found[name] = service_load.check_answers(server.socket_dir, device, seconds, **how)
                 say(found, name)
+                if found[name]["failed"]:
+                    print(server.tail(), file=sys.stderr, flush=True)
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)

@@ -131,6 +131,7 @@ def test_what_a_client_checks_can_be_right_in_one_way_only(shape: tuple[int, int
 def test_options_change_what_is_measured() -> None:
     assert service.work_of(service.parse([])) == Work()
     assert service.work_of(service.parse(["--short", "--kills", "3"])) == Work(**{**vars(SHORT), "kill_seconds": 3.0})
+    assert service.work_of(service.parse(["--waits-by", "kernel"])).waits_by == "kernel"
     assert service.folder_of("cuda", "NVIDIA H200") == "h200"
     assert service.folder_of("cpu", "anything") == "cpu"
 
