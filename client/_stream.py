@@ -7,6 +7,7 @@ answers but those who wait for one: who waits first reads for the others too, so
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -155,6 +156,12 @@ class Transport:
                 self._call.cancel()
                 return
 
+    def forked(self) -> None:
+        """In a forked child: leaves the stream to the parent, whose threads may have held its locks."""
+        self._changed, self._ended = threading.Condition(), threading.Event()
+        self._error = _ended("the stream was opened before a fork")
+        self._call.forked()
+
     def close(self) -> None:
         """Ends the stream; calls under way fail. Idempotent."""
         self._ended.set()
@@ -244,6 +251,13 @@ class SelectStream(Closing):
         self._closed = False
         self._opened: list[Transport] = []
         self._finalizer = weakref.finalize(self, _close_all, self._opened)
+        _streams.add(self)
+
+    def forked(self) -> None:
+        """In a forked child: leaves the stream to the parent."""
+        self._lock = threading.Lock()
+        for transport in self._opened:
+            transport.forked()
 
     def _transport(self, session: Session) -> Transport:
         with self._lock:
@@ -311,3 +325,14 @@ class SelectStream(Closing):
 def _close_all(opened: list[Transport]) -> None:
     for transport in opened:
         transport.close()
+
+
+_streams: weakref.WeakSet[SelectStream] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for stream in list(_streams):
+        stream.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

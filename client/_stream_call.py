@@ -8,11 +8,14 @@ built as known: all that is used of it beyond its interface is in this file, and
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import _channel as grpcio
 from grpc._cython import cygrpc  # type: ignore[attr-defined, unused-ignore]  # its stubs are empty
 
@@ -43,6 +46,9 @@ class StreamCall(Protocol):
     def cancel(self) -> None:
         """Ends it, from any thread; then `take` raises, and grpcio lets go of what it has of the call."""
 
+    def forked(self) -> None:
+        """In a forked child: leaves the call to the parent, whose threads may have held its locks."""
+
 
 class _OwnThreads:
     """As grpcio makes it."""
@@ -61,6 +67,10 @@ class _OwnThreads:
         self._outgoing.put(None)
         self._call.cancel()
 
+    def forked(self) -> None:
+        with contextlib.suppress(AttributeError):
+            _forget(self._call._state)
+
 
 class _CallersThreads:
     """Without threads of grpcio's."""
@@ -68,7 +78,7 @@ class _CallersThreads:
     def __init__(self, method: Any, metadata: Any) -> None:
         kinds = cygrpc.OperationType
         self._sending, self._receiving = kinds.send_message, kinds.receive_message
-        self._serialize = method._request_serializer
+        self._serialize, self._deserialize = method._request_serializer, method._response_deserializer
         first = (kinds.send_initial_metadata, kinds.receive_initial_metadata, kinds.receive_status_on_client)
         self._state = grpcio._RPCState(first, None, None, None, None)
         self._state.method, self._state.target = method._method.decode(), method._target.decode()
@@ -86,9 +96,7 @@ class _CallersThreads:
             method._registered_call_handle,
         )
         # Reads events, and is the exception that tells of the end.
-        self._call: Any = grpcio._SingleThreadedRendezvous(
-            self._state, self._segregated, method._response_deserializer, None
-        )
+        self._call: Any = grpcio._SingleThreadedRendezvous(self._state, self._segregated, None, None)
         self._wait = self._call._consume_next_event
         self._start(self._receiving, cygrpc.ReceiveMessageOperation(0))
 
@@ -112,15 +120,32 @@ class _CallersThreads:
             answer, state.response = state.response, None
             if answer is not None:
                 self._start(self._receiving, cygrpc.ReceiveMessageOperation(0))
-                return answer
+                return self._decode(answer)
             if state.due and not state.cancelled:
                 return None
         if state.code is grpc.StatusCode.OK:
             raise StopIteration
         raise self._call
 
+    def _decode(self, answer: bytes) -> Any:
+        """Reads an answer; what cannot be read ends the call."""
+        try:
+            return self._deserialize(answer)
+        except DecodeError as error:
+            self._segregated.cancel(cygrpc.StatusCode.internal, f"the server's answer cannot be read: {error}")
+            return None
+
     def cancel(self) -> None:
         self._call.cancel()
+
+    def forked(self) -> None:
+        _forget(self._state)
+
+
+def _forget(state: Any) -> None:
+    """Has grpcio take a call for one that is over."""
+    state.condition = threading.Condition()
+    state.code = grpc.StatusCode.CANCELLED
 
 
 def open_call(method: Any, metadata: Any) -> StreamCall:

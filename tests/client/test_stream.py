@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
+import os
 import threading
 import time
 from typing import Any
@@ -126,6 +128,37 @@ def test_a_closed_stream_leaves_nothing_of_its_call(client: topkd.Client) -> Non
     assert state.due
     stream.close()
     assert not state.due
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # a client has threads; that is the test
+def test_a_forked_child_ends_though_threads_of_the_parent_use_the_stream(server: Server) -> None:
+    with topkd.Client(server.socket_dir) as client, client.stream() as stream:
+        stream.select_topk(SCORES, 1)
+        (transport,) = stream._opened
+        held, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with stream._lock, transport._changed, transport._ended._cond, transport._call._state.condition:  # type: ignore[attr-defined]
+                held.set()
+                done.wait(20)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(20)
+        child = os.fork()
+        if child == 0:
+            faulthandler.dump_traceback_later(10, exit=True)
+            with contextlib.suppress(topkd.ForkError):
+                stream.select_topk(SCORES, 1)
+                os._exit(1)
+            stream.close()
+            del stream, transport
+            gc.collect()
+            os._exit(7)
+        done.set()
+        thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert stream.select_topk(SCORES, 1).indices.tolist() == [[1]], "the parent goes on"
 
 
 class Deaf:

@@ -42,6 +42,9 @@ class Echo:
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "enough")
             if message.call_id == 99:
                 return
+            if message.call_id == 98:
+                yield b"\xff"
+                continue
             yield selection_pb2.SelectTopKStreamResponse(call_id=message.call_id)
 
 
@@ -56,7 +59,7 @@ def channel(echo: Echo) -> Iterator[grpc.Channel]:
     handler = grpc.stream_stream_rpc_method_handler(
         echo.serve,
         selection_pb2.SelectTopKStreamRequest.FromString,
-        selection_pb2.SelectTopKStreamResponse.SerializeToString,
+        lambda answer: answer if isinstance(answer, bytes) else answer.SerializeToString(),
     )
     generic = grpc.method_handlers_generic_handler(METHOD.split("/")[1], {METHOD.split("/")[2]: handler})
     server.add_generic_rpc_handlers((generic,))
@@ -131,6 +134,14 @@ def test_the_servers_end_is_told(call: Conversation) -> None:
         with pytest.raises(StopIteration):
             call.answer()
         call.call.send(selection_pb2.SelectTopKStreamRequest(call_id=5))
+
+
+def test_an_answer_that_cannot_be_read_ends_the_call(call: Conversation, echo: Echo) -> None:
+    call.send(98)
+    with pytest.raises(grpc.RpcError) as caught:
+        call.answer()
+    assert caught.value.code() is grpc.StatusCode.INTERNAL  # type: ignore[attr-defined]
+    call.call.cancel()
 
 
 def test_a_cancellation_wakes_who_takes(call: Conversation, echo: Echo) -> None:
