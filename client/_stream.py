@@ -21,7 +21,7 @@ from topkd._closing import Closing
 from topkd._status import CallFailedError, Failure
 from topkd._stream_call import open_call
 from topkd._types import Selection, SelectResult
-from topkd.errors import ClientClosedError
+from topkd.errors import ClientClosedError, ForkError
 from topkd.v1 import selection_pb2
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Transport:
         self._reading = False
         self._ended = threading.Event()
         self._error: Exception | None = None
+        self._because: Exception = ClientClosedError("the stream is closed")
         threading.Thread(target=self._watch, name="topkd-stream", daemon=True).start()
 
     @property
@@ -130,7 +131,7 @@ class Transport:
             self._changed.acquire()
             self._reading = False
             if error is not None:
-                self._error = self._error or (_closed() if self._ended.is_set() else error)
+                self._error = self._error or (self._because if self._ended.is_set() else error)
             if answer is not None and answer.call_id in self._deadlines:
                 self._answers[answer.call_id] = answer
             self._changed.notify_all()
@@ -139,7 +140,7 @@ class Transport:
         if self._error is not None:
             raise self._error
         if self._ended.is_set():
-            raise _closed()
+            raise self._because
 
     def _watch(self) -> None:
         """Breaks the stream off when a call is late: a server that hangs must not hang its callers."""
@@ -159,11 +160,13 @@ class Transport:
     def forked(self) -> None:
         """In a forked child: leaves the stream to the parent, whose threads may have held its locks."""
         self._changed, self._ended = threading.Condition(), threading.Event()
-        self._error = _ended("the stream was opened before a fork")
+        self._error = ForkError("this stream was opened before a fork: open one in the child process")
         self._call.forked()
 
-    def close(self) -> None:
-        """Ends the stream; calls under way fail. Idempotent."""
+    def close(self, because: Exception | None = None) -> None:
+        """Ends the stream; calls under way raise ClientClosedError, or `because`. Idempotent."""
+        if because is not None:
+            self._because = because
         self._ended.set()
         self._call.cancel()
         with self._changed:
@@ -176,10 +179,6 @@ _CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 def _ended(text: str) -> CallFailedError:
     return CallFailedError(Failure("UNAVAILABLE", text))
-
-
-def _closed() -> CallFailedError:
-    return _ended("the stream is closed")
 
 
 class _Step:
@@ -266,7 +265,7 @@ class SelectStream(Closing):
             if self._opened:
                 if self._opened[0].session is session and not self._opened[0].broken:
                     return self._opened[0]
-                self._opened.pop().close()
+                self._opened.pop().close(_ended("its session is over"))
             self._opened.append(Transport(session))
             return self._opened[0]
 
@@ -316,7 +315,7 @@ class SelectStream(Closing):
         return Pending(flow, step, results)
 
     def close(self) -> None:
-        """Ends the stream; calls under way raise. Idempotent."""
+        """Ends the stream; calls under way raise ClientClosedError. Idempotent."""
         with self._lock:
             self._closed = True
         self._finalizer()

@@ -121,6 +121,32 @@ def test_a_closed_stream_takes_no_calls(client: topkd.Client) -> None:
     assert client.select_topk(SCORES, 1).indices.tolist() == [[1]]
 
 
+def test_a_stream_that_is_closed_under_calls_ends_them_and_leaves_the_session(client: topkd.Client) -> None:
+    raised: list[type] = []
+
+    def work(scores: Any) -> None:
+        try:
+            while True:
+                stream.select_topk(scores, 1)
+        except topkd.TopkdError as error:
+            raised.append(type(error))
+
+    session = client._core.session
+    for _ in range(5):
+        stream = client.stream()
+        threads = [threading.Thread(target=work, args=(client.empty((1, 64), "float32"),)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        stream.close()
+        for thread in threads:
+            thread.join(20)
+    assert raised == [topkd.ClientClosedError] * 20
+    assert client._core.session is session
+    assert session is not None
+    assert not session.lost
+
+
 def test_a_closed_stream_leaves_nothing_of_its_call(client: topkd.Client) -> None:
     stream = client.stream()
     stream.submit([topkd.Selection(SCORES, 1)])
@@ -138,7 +164,8 @@ def test_a_forked_child_ends_though_threads_of_the_parent_use_the_stream(server:
         held, done = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with stream._lock, transport._changed, transport._ended._cond, transport._call._state.condition:  # type: ignore[attr-defined]
+            state = transport._call._state  # type: ignore[attr-defined]
+            with stream._lock, transport._changed, transport._ended._cond, state.condition:  # type: ignore[attr-defined]
                 held.set()
                 done.wait(20)
 
