@@ -72,21 +72,28 @@ class WorkerProcess:
     async def open_session(self, session_id: str, token: str, limit_s: float) -> None:
         """Gives the shared worker a session, and waits until it takes the session's calls.
 
-        A worker that does not answer is killed, so that another takes its place: it answers no call either.
+        A worker that does not answer is killed, so that another takes its place: it answers no call either. That is so
+        though the caller is cancelled meanwhile.
 
         Raises:
             WorkerLostError: the worker has ended, or has not answered within `limit_s` seconds.
         """
-        opened = self._opening[session_id] = asyncio.get_running_loop().create_future()
-        try:
-            self.tell({"t": "session", "id": session_id, "token": token})
-            async with asyncio.timeout(limit_s):
-                await opened
-        except TimeoutError:
-            self.kill()
-            raise WorkerLostError("the worker of the sessions over TCP did not answer; attach again") from None
-        finally:
+        self.tell({"t": "session", "id": session_id, "token": token})
+        loop = asyncio.get_running_loop()
+        opened = self._opening[session_id] = loop.create_future()
+        late = loop.call_later(limit_s, self._kill_silent, opened)
+
+        def over(_: object) -> None:
+            late.cancel()
             del self._opening[session_id]
+
+        opened.add_done_callback(over)
+        await asyncio.shield(opened)
+
+    def _kill_silent(self, opened: asyncio.Future[None]) -> None:
+        if not opened.done():
+            self.kill()
+            opened.set_exception(WorkerLostError("the worker of the sessions over TCP did not answer; attach again"))
 
     def opened(self, session_id: str) -> None:
         """Notes that the worker takes a session's calls."""
@@ -118,9 +125,10 @@ class WorkerProcess:
         return "client_gone"
 
     def kill(self) -> None:
-        """Kills the process; its end is noticed like any other."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        """Kills the process, unless its end was noticed; the end is noticed like any other."""
+        if self.state != "dead":  # else the descriptor may be another's
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
 
 class Supervisor:

@@ -4,12 +4,15 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.server.harness import ServerProcess, Session, SideRefusedError, eventually, inline, select
+from topkd.server._supervisor import WorkerProcess
+from topkd.server.errors import WorkerLostError
 from topkd.v1 import control_pb2, side_pb2
 
 ATTACH = side_pb2.SideRequest(attach=control_pb2.AttachRequest(client_name="one of several")).SerializeToString()
@@ -98,3 +101,22 @@ def test_a_worker_is_started_once_the_machine_lets_it(short_dir: Path) -> None:
     assert _kind(sock.recv(65536)) == "session"
     sock.close()
     assert server.stop() == 0
+
+
+def test_a_worker_that_has_ended_is_killed_no_more() -> None:
+    """The number of its descriptor may be that of another process's by then."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        worker = WorkerProcess(other, ours, "/none", shared=False)
+        worker.state = "dead"
+        ours.close()
+        theirs.close()
+        with pytest.raises(WorkerLostError):
+            worker.tell({"t": "close"})
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.2)
+        os.close(worker.pidfd)
+    finally:
+        other.kill()
+        other.wait()

@@ -200,6 +200,24 @@ def test_a_worker_that_does_not_answer_is_replaced(short_dir: Path) -> None:
     assert server.stop() == 0
 
 
+def test_a_worker_that_does_not_answer_is_replaced_though_its_callers_wait_no_longer(short_dir: Path) -> None:
+    """As clients do whose time-out is shorter than the server's."""
+    (short_dir / "token").write_text(ATTACH_TOKEN)
+    options = {"tcp_token_file": str(short_dir / "token"), "attach_timeout_s": 2.0}
+    server = ServerProcess(short_dir / "s", tcp_address="127.0.0.1:0", **options).wait_serving()
+    worker = _shared(server)
+    os.kill(worker, signal.SIGSTOP)
+    with grpc.insecure_channel(server.serving["tcp_address"]) as channel:
+        attach = control_pb2_grpc.ControlServiceStub(channel).Attach
+        with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+            next(attach(control_pb2.AttachRequest(), metadata=GOOD, timeout=0.5))
+    eventually(lambda: worker not in server.children(), 30)
+    eventually(lambda: server.metrics()['topkd_workers{state="busy"}'] == 1, 30)
+    with attached(server) as (session, channel, _):
+        assert len(call(channel, session.token).results) == 1
+    assert server.stop() == 0
+
+
 def test_sigterm_tells_the_streams(short_dir: Path) -> None:
     (short_dir / "token").write_text(ATTACH_TOKEN)
     token_file = str(short_dir / "token")
