@@ -120,21 +120,37 @@ class Transport:
 
     def _read(self) -> None:
         """Reads what comes next; the lock is held, and let go meanwhile."""
-        self._reading = True
-        self._changed.release()
         answer, error = None, None
         try:
-            answer = self._call.take()
-        except (grpc.RpcError, StopIteration) as broken:
-            error = broken if isinstance(broken, grpc.RpcError) else _ended("the server ended the stream")
-        finally:
-            self._changed.acquire()
-            self._reading = False
+            self._reading = True
+            self._changed.release()
+            try:
+                answer = self._call.take()
+            except (grpc.RpcError, StopIteration) as broken:
+                error = broken if isinstance(broken, grpc.RpcError) else _ended("the server ended the stream")
+            finally:
+                self._lock_again()
             if error is not None:
                 self._error = self._error or (self._because if self._ended.is_set() else error)
             if answer is not None and answer.call_id in self._deadlines:
                 self._answers[answer.call_id] = answer
+        except BaseException:  # a signal's handler has raised: what was read may be lost, and the call with it
+            text = "a thread was interrupted while it read the stream's answers; the stream was broken off"
+            self._error = self._error or CallFailedError(Failure("ABORTED", text))
+            self._call.cancel()
+            raise
+        finally:
+            self._reading = False
             self._changed.notify_all()
+
+    def _lock_again(self) -> None:
+        """Takes the lock, also if a signal's handler raises meanwhile, which is raised then."""
+        try:
+            self._changed.acquire()
+        except BaseException:
+            if not self._changed._is_owned():  # type: ignore[attr-defined]
+                self._changed.acquire()
+            raise
 
     def _raise_if_broken(self) -> None:
         if self._error is not None:

@@ -41,6 +41,7 @@ class StreamCall(Protocol):
         Raises:
             grpc.RpcError: The call has failed.
             StopIteration: The server has ended it.
+            BaseException: What the handler of a signal raised meanwhile; the call is over then.
         """
 
     def cancel(self) -> None:
@@ -116,7 +117,12 @@ class _CallersThreads:
     def take(self) -> Any:
         state = self._state
         while state.due:
-            self._wait()
+            try:
+                self._wait()
+            except BaseException:  # an interrupt: grpcio may have let go of what it has of the call
+                self._call.cancel()
+                state.due.clear()
+                raise
             answer, state.response = state.response, None
             if answer is not None:
                 self._start(self._receiving, cygrpc.ReceiveMessageOperation(0))

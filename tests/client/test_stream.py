@@ -131,6 +131,7 @@ def test_a_stream_that_is_closed_under_calls_ends_them_and_leaves_the_session(cl
         except topkd.TopkdError as error:
             raised.append(type(error))
 
+    client.select_topk(SCORES, 1)
     session = client._core.session
     for _ in range(5):
         stream = client.stream()
@@ -154,6 +155,28 @@ def test_a_closed_stream_leaves_nothing_of_its_call(client: topkd.Client) -> Non
     assert state.due
     stream.close()
     assert not state.due
+
+
+def test_an_interrupted_thread_breaks_the_stream_off_and_the_next_call_opens_another(
+    client: topkd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    client.select_topk(SCORES, 1)
+    session = client._core.session
+    with client.stream() as stream:
+        ahead = stream.submit([topkd.Selection(SCORES, 1)])
+        (transport,) = stream._opened
+        with monkeypatch.context() as patched:
+            patched.setattr(transport._call, "take", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                stream.select_topk(SCORES, 1)
+        with pytest.raises(topkd.ServerError, match="interrupted"):
+            ahead.result()
+        assert stream.select_topk(SCORES, 1).indices.tolist() == [[1]]
+        assert stream._opened != [transport]
+    assert client._core.session is session
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # a client has threads; that is the test

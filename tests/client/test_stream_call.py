@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -154,6 +156,27 @@ def test_a_cancellation_wakes_who_takes(call: Conversation, echo: Echo) -> None:
     assert caught.value.code() is grpc.StatusCode.CANCELLED  # type: ignore[attr-defined]
     timer.join()
     call.call.cancel()
+    assert echo.ended.wait(20)
+
+
+def test_a_signals_handler_that_raises_ends_the_call(call: Conversation, echo: Echo) -> None:
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    call.send(1)
+    assert call.answer() == 1
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(InterruptedError):
+            call.answer()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    call.call.cancel()
+    call.call.send(selection_pb2.SelectTopKStreamRequest(call_id=2))
+    with pytest.raises(grpc.RpcError) as caught:
+        call.answer()
+    assert caught.value.code() is grpc.StatusCode.CANCELLED  # type: ignore[attr-defined]
     assert echo.ended.wait(20)
 
 
