@@ -32,7 +32,7 @@ def test_attach_gives_words_and_information(front: ServerProcess, session: Sessi
     info = session.info.info
     assert os.fstat(session.words).st_size == 4096
     assert fcntl.fcntl(session.words, fcntl.F_GET_SEALS) & SEALS == SEALS
-    assert (info.device.uuid, info.protocol_revision, info.limits.max_queue) == ("CPU", 4, 4)
+    assert (info.device.uuid, info.protocol_revision, info.limits.max_queue) == ("CPU", 5, 4)
     assert info.epoch == front.serving["epoch"]
     assert front.serving["device"]["backend"] == "cpu"
     assert [family.name for family in info.kernels]
