@@ -97,8 +97,8 @@ def is_source(path: Path) -> bool:
 
 
 def marked(root: Path) -> set[str]:
-    """Returns the test files that carry the marker gpu themselves."""
-    paths = (root / "tests").rglob("test_*.py")
+    """Returns the test files that carry the marker gpu themselves, but for those that measure: no part runs them."""
+    paths = (path for path in (root / "tests").rglob("test_*.py") if path.parent.name != "bench")
     return {path.relative_to(root).as_posix() for path in paths if re.search(r"mark\.gpu\b", path.read_text())}
 
 

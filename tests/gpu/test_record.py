@@ -26,6 +26,7 @@ def tree(tmp_path: Path) -> Path:
         "tests/oracle.py": "",
         "tests/conftest.py": "",
         "tests/kernels/test_marked.py": "@pytest.mark.gpu\n",
+        "tests/bench/test_marked.py": "@pytest.mark.bench\n@pytest.mark.gpu\n",
         "tests/kernels/test_plain.py": "",
         "tests/kernels/test_ran.py": "",
     }.items():
