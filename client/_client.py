@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from topkd import _arrays, _empty, _flows, _region
 from topkd._base import ClientBase, PlanBase, batch_entries
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from topkd._region import Region
-    from topkd._types import Array, MergeOptions, SelectOptions, ServerInfo, Wait
+    from topkd._types import Array, MergeOptions, SelectOptions, ServerInfo, Wait, WaitsBy
 
 __all__ = ["Client", "Plan"]
 
@@ -184,7 +184,7 @@ class Client(ClientBase, Closing):
         self,
         *plans: Plan,
         timeout: float | None = None,
-        waits_by: Literal["operations", "kernel"] = "operations",
+        waits_by: WaitsBy = "operations",
     ) -> Lane:
         """Opens a lane: calls of these plans then need no request, and can be captured in CUDA graphs.
 
@@ -270,6 +270,6 @@ class Plan(PlanBase, Closing):
 
     __call__ = run
 
-    def lane(self, *, timeout: float | None = None, waits_by: Literal["operations", "kernel"] = "operations") -> Lane:
+    def lane(self, *, timeout: float | None = None, waits_by: WaitsBy = "operations") -> Lane:
         """Opens a lane for this plan alone. See `Client.lane`."""
         return open_lane(self._core, (self,), timeout, waits_by)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from topkd import _flows
 from topkd._arena import Stale
@@ -22,7 +22,7 @@ from topkd._base import PlanBase
 from topkd._closing import Closing
 from topkd._lane_book import marks
 from topkd._options import check_seconds
-from topkd._types import SelectResult
+from topkd._types import SelectResult, WaitsBy
 from topkd._watchdog import LATE
 from topkd._words import CLIENT_BELL, FIRST_LANE, WORKER_BELL
 from topkd.errors import (
@@ -55,8 +55,6 @@ _LIMIT: Final = "LANE_LIMIT"
 
 _SPIN_S: Final = 200e-6
 """How long a caller on the host looks for its answer without a pause."""
-
-WaitsBy: TypeAlias = Literal["kernel", "operations"]
 
 _MODES: Final = {selection_pb2.LANE_MODE_POLLED: "polled", selection_pb2.LANE_MODE_ARMED: "armed"}
 

@@ -32,6 +32,7 @@ Order: TypeAlias = Literal["any", "index", "value"]
 Ties: TypeAlias = Literal["any", "lowest", "highest"]
 
 Wait: TypeAlias = Literal["stream", "host"]
+WaitsBy: TypeAlias = Literal["operations", "kernel"]
 """What a call with CUDA tensors waits for: to be accepted in its stream's order, or to be complete."""
 
 

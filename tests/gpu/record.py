@@ -67,6 +67,8 @@ PARTS = {
 OUTCOMES = ("passed", "failed", "skipped")
 FINISHED = (0, 1)
 """pytest's exit status when all tests have run: all passed, or some failed."""
+NOTHING_RAN = 5
+"""pytest's exit status when none of the files has a test of the part."""
 PACKAGES = ("topkd", "torch", "grpcio", "protobuf", "numpy", "hypothesis", "pytest")
 SUPPORT = ("tests/*.py", "tests/**/conftest.py", "tests/conformance/*.py", "tests/data/*.npz")
 NOT_HASHED = ("tests/gpu/record.py", "tests/gpu/test_record.py")
@@ -84,11 +86,21 @@ def hashes(root: Path, ran: set[str]) -> dict[str, str]:
         root: The project.
         ran: Test files that ran, relative to the project.
     """
+    files = support(root) | {name for name in marked(root) | ran if (root / name).is_file()}
+    return {name: digest(root / name) for name in sorted(files - set(NOT_HASHED))}
+
+
+def support(root: Path) -> set[str]:
+    """Returns the files that all tests stand for."""
     files = {path.relative_to(root).as_posix() for path in (root / "kernels").rglob("*") if is_source(path)}
     for pattern in SUPPORT:
         files |= {path.relative_to(root).as_posix() for path in root.glob(pattern)}
-    files |= {name for name in marked(root) | ran if (root / name).is_file()}
-    return {name: digest(root / name) for name in sorted(files - set(NOT_HASHED))}
+    return files
+
+
+def differing(recorded: dict[str, str], now: dict[str, str]) -> set[str]:
+    """Returns the files that are not as they were recorded, those that are gone or new among them."""
+    return {name for name in now.keys() | recorded.keys() if now.get(name) != recorded.get(name)}
 
 
 def is_source(path: Path) -> bool:
@@ -201,6 +213,8 @@ def run(
         with environment(part) as variables:
             command = [sys.executable, "-m", "pytest", *options]
             ended = subprocess.run(command, cwd=folder, env=variables, check=False).returncode
+        if again and ended == NOTHING_RAN:
+            ended = 0
         status = ended or status
         without_paths(results)
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -240,21 +254,17 @@ def kept(root: Path, about: dict[str, Any]) -> dict[str, Any]:
     """
     try:
         record: dict[str, Any] = json.loads((root / RECORD).read_text())
-        if record["device"] != about or not stands(root, record["sha256"], []):
+        ran = {file for part in record["parts"].values() for file in part["files"]}
+        changed = differing(record["sha256"], hashes(root, ran))
+        if record["device"] != about or changed - marked(root) - (ran - support(root)):
             return {}
         for part in record["parts"].values():
-            standing = {name: file for name, file in part["files"].items() if stands(root, record["sha256"], [name])}
-            part["missing"] = sorted({*part["missing"], *part["files"]} - set(standing))
-            part["files"] = standing
+            missing = {*part["missing"], *(changed & part["files"].keys())}
+            part["missing"] = sorted(name for name in missing if (root / name).is_file())
+            part["files"] = {name: counts for name, counts in part["files"].items() if name not in changed}
     except (FileNotFoundError, KeyError):
         return {}
     return record
-
-
-def stands(root: Path, recorded: dict[str, str], ran: list[str]) -> bool:
-    """Says whether test files that ran, and what all stand for, are as they were recorded."""
-    marks = marked(root) - set(ran)
-    return all(recorded.get(name) == now for name, now in hashes(root, set(ran)).items() if name not in marks)
 
 
 def to_run_again(root: Path, record: dict[str, Any], name: str) -> list[str]:
@@ -264,9 +274,8 @@ def to_run_again(root: Path, record: dict[str, Any], name: str) -> list[str]:
     """
     part = record.get("parts", {}).get(name, {"missing": [], "files": {}})
     failed = {file for file, counts in part["files"].items() if counts["failed"]}
-    new = {
-        file for file in marked(root) - set(record.get("sha256", ())) if file.startswith(KERNELS) == (name == "kernels")
-    }
+    unknown = marked(root) - set(record.get("sha256", ())) - set(NOT_HASHED)
+    new = {file for file in unknown if file.startswith(KERNELS) == (name == "kernels")}
     return sorted(failed.union(part["missing"], new))
 
 
@@ -303,7 +312,7 @@ def check(root: Path) -> tuple[bool, list[str]]:
     except FileNotFoundError:
         return False, [f"There is no {RECORD}: this code has not run on a GPU (make gpu-test)."]
     now = hashes(root, set(recorded))
-    changed = sorted(name for name in now.keys() | recorded.keys() if now.get(name) != recorded.get(name))
+    changed = sorted(differing(recorded, now))
     lines = [
         f"The record is of {record['date']}, {about['name']}, driver {about['driver']}: "
         f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped."

@@ -184,12 +184,23 @@ def test_what_stands_for_files_that_have_changed_is_left_out(
         assert record.to_run_again(tree, kept, name) == part["missing"]
 
 
+def test_a_test_file_that_is_gone_is_not_missing(tree: Path) -> None:
+    about = {"name": "GPU", "driver": "1"}
+    whole = record.joined(tree, {}, "kernels", done(RAN, PLAIN)) | {"device": about}
+    (tree / record.RECORD).write_text(json.dumps(whole))
+    (tree / RAN).unlink()
+    part = record.kept(tree, about)["parts"]["kernels"]
+    assert (part["missing"], list(part["files"])) == ([], [PLAIN])
+    (tree / "kernels/a.py").unlink()
+    assert record.kept(tree, about) == {}
+
+
 def test_what_failed_or_is_new_runs_again(tree: Path) -> None:
     parts = {"kernels": done(RAN, failed=1), "service": done(PLAIN)}
     whole = {"parts": parts, "sha256": record.hashes(tree, {RAN, PLAIN})}
     assert record.to_run_again(tree, whole, "kernels") == [RAN]
     assert record.to_run_again(tree, whole, "service") == record.to_run_again(tree, whole, "mps") == []
-    for new in ("tests/kernels/test_new.py", "tests/test_new.py"):
+    for new in ("tests/kernels/test_new.py", "tests/test_new.py", record.NOT_HASHED[1]):
         (tree / new).write_text("@pytest.mark.gpu\n")
     assert record.to_run_again(tree, whole, "kernels") == ["tests/kernels/test_new.py", RAN]
     assert record.to_run_again(tree, whole, "exclusive") == ["tests/test_new.py"]
