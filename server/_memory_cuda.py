@@ -139,22 +139,28 @@ class CudaBackend:
             "this server runs on a GPU; register CUDA memory (RegisterRegion)", field="register_memfd"
         )
 
-    def open_cuda_ipc(self, memory: selection_pb2.CudaIpcMemory, held: Held) -> CudaRegion:
-        """Opens an allocation of another process and checks the region against its real size."""
-        self._check_device(memory.device_uuid, "cuda_ipc")
+    def open_cuda_ipc(self, memory: selection_pb2.CudaIpcMemory, held: Held, request: str = "cuda_ipc") -> CudaRegion:
+        """Opens an allocation of another process and checks the region against its real size.
+
+        Args:
+            memory: what the client shares.
+            held: keeps the lanes disarmed where memory is let go of.
+            request: the request's field that it stands in, for errors.
+        """
+        self._check_device(memory.device_uuid, request)
         if len(memory.handle) != _HANDLE_BYTES:
             text = f"handle has {len(memory.handle)} bytes; it must have {_HANDLE_BYTES}"
-            raise FieldError(text, field="cuda_ipc.handle")
+            raise FieldError(text, field=f"{request}.handle")
         if memory.size < 1:
-            raise FieldError("size is 0; it must be at least 1", field="cuda_ipc.size")
+            raise FieldError("size is 0; it must be at least 1", field=f"{request}.size")
         with self._lock:
-            allocation = self._open(memory.handle, held)
+            allocation = self._open(memory.handle, held, f"{request}.handle")
             allocation.users += 1
         if memory.offset + memory.size > allocation.size:
             with held():
                 self.release(allocation)
             text = f"offset {memory.offset} and size {memory.size} end beyond the allocation of {allocation.size} bytes"
-            raise FieldError(text, field="cuda_ipc.offset" if memory.offset > allocation.size else "cuda_ipc.size")
+            raise FieldError(text, field=f"{request}.{'offset' if memory.offset > allocation.size else 'size'}")
         address, release = allocation.base + memory.offset, partial(self.release, allocation)
         return CudaRegion("cuda_ipc", address, memory.size, self.device, release)
 
@@ -172,7 +178,7 @@ class CudaBackend:
             text = f"device_uuid is {uuid!r}; this server runs on {self.info.uuid!r}"
             raise DeviceMismatchError(text, field=f"{request}.device_uuid")
 
-    def _open(self, handle_bytes: bytes, held: Held) -> _Allocation:
+    def _open(self, handle_bytes: bytes, held: Held, field: str) -> _Allocation:
         """Opens a handle, or finds the allocation that it leads to; the lock is held."""
         runtime = self._runtime
         runtime.cudaSetDevice(0)
@@ -184,7 +190,7 @@ class CudaBackend:
             raise IpcOpenFailedError(
                 f"the CUDA IPC handle cannot be opened: {error.name}. It must come from another process (with another "
                 "PID number, even across containers) that still holds the allocation, made by cudaMalloc",
-                field="cuda_ipc.handle",
+                field=field,
             )
         base = int(pointer)
         known = self._allocations.get(base)
@@ -194,7 +200,7 @@ class CudaBackend:
         if result != self._driver.CUresult.CUDA_SUCCESS:
             with held():
                 runtime.cudaIpcCloseMemHandle(base)
-            raise IpcOpenFailedError(f"the allocation's size is not known: {result.name}", field="cuda_ipc.handle")
+            raise IpcOpenFailedError(f"the allocation's size is not known: {result.name}", field=field)
         allocation = _Allocation(base, int(size) - (base - int(start)))
         self._allocations[base] = allocation
         return allocation
@@ -299,7 +305,7 @@ class CudaBackend:
             return Signals(0, b"", "", self._no_call_because)
         asked = memory.SerializeToString(deterministic=True)
         if self._signals is None:
-            region = self.open_cuda_ipc(memory, held)
+            region = self.open_cuda_ipc(memory, held, "signals")
             if region.size < SIGNALS_SIZE or region.address % LINE:
                 with held():
                     region.close()

@@ -393,7 +393,7 @@ class SelectionService:
             self.queue.leave(session.account)
         reply = selection_pb2.OpenLaneResponse(lane=opened.number, mode=opened.mode, reason=opened.reason)
         if opened.mode != selection_pb2.LANE_MODE_ARMED:
-            reply.call_reason = "the lane is not armed"
+            reply.call_reason = f"the lane is not armed: {opened.reason}"
         else:
             reply.call_code, reply.call_kernel, reply.call_reason = signals.code, signals.kernel, signals.reason
         return reply.SerializeToString()

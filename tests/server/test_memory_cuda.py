@@ -14,7 +14,7 @@ import torch
 
 from topkd.kernels import CallCode
 from topkd.server._memory_cuda import CudaBackend
-from topkd.server.errors import FieldError, IpcOpenFailedError
+from topkd.server.errors import FieldError, IpcOpenFailedError, ServerError
 from topkd.v1 import control_pb2, selection_pb2
 
 UUID = "GPU-1"
@@ -123,6 +123,24 @@ def test_an_allocation_of_no_known_size_is_closed_with_the_lanes_held(runtime: R
     runtime.known = False
     with pytest.raises(IpcOpenFailedError, match="size is not known"):
         backend.open_cuda_ipc(memory(), runtime.hold)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (selection_pb2.CudaIpcMemory(handle=b"short", size=1, device_uuid=UUID), "handle"),
+        (memory(size=0), "size"),
+        (memory(size=SIZE + 1), "size"),
+        (memory(offset=SIZE + 1), "offset"),
+        (selection_pb2.CudaIpcMemory(handle=bytes(64), size=1, device_uuid="GPU-other"), "device_uuid"),
+    ],
+)
+def test_what_is_wrong_is_named_as_the_request_has_it(runtime: Runtime, backend: Any, wrong: Any, field: str) -> None:
+    backend._call = CallCode(b"code", "name")
+    for open_memory, name in ((backend.open_cuda_ipc, "cuda_ipc"), (backend.open_signals, "signals")):
+        with pytest.raises(ServerError) as found:
+            open_memory(wrong, runtime.hold)
+        assert found.value.field == f"{name}.{field}"
 
 
 def test_the_memory_where_kernels_wait_is_opened_once_and_checked(runtime: Runtime, backend: Any) -> None:
